@@ -1,0 +1,209 @@
+/* KDTree: tree-verify attention for absorbed MLA over a paged KV pool. The C ABI.
+ *
+ * Two libraries implement this header: libkdtree_verify_cuda.so (the product) and
+ * libkdtree_verify_host.so (plain C++, float64 accumulation: the tests' oracle, and what serves
+ * when there is no GPU). Code above the ABI is the same for both.
+ *
+ * Rules that hold for every function:
+ *   - no allocation on the device, no synchronization, no global state; safe under CUDA graph capture;
+ *   - host-visible arguments are checked before anything is launched, and a refused call launches
+ *     nothing and writes nothing;
+ *   - what only the device can see (indptrs, indices, mask offsets) is checked there against the
+ *     counts given here; a value out of range is counted in the record and never dereferenced;
+ *   - strides and counts are in elements, sizes in bytes; the innermost stride is always 1.
+ */
+#ifndef KDTREE_VERIFY_H
+#define KDTREE_VERIFY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KDTREE_VERSION "0.1.0"
+#define KDTREE_ABI_VERSION 1u
+
+#define KDTREE_QK_DIM 576           /* 512 latent + 64 rope */
+#define KDTREE_V_DIM 512            /* V is the first 512 columns of a pool row */
+#define KDTREE_MAX_HEADS 128        /* query heads of one rank */
+#define KDTREE_MAX_DRAFT_TOKENS 256 /* T: query rows of one request */
+#define KDTREE_MAX_BATCH 1024       /* requests of one call */
+
+#if defined(_WIN32)
+#error "KDTree targets Linux"
+#endif
+#define KDTREE_API __attribute__((visibility("default")))
+
+typedef enum kdtree_status {
+  KDTREE_OK = 0,
+  KDTREE_ERR_STRUCT_SIZE = 1,  /* struct_size is not this ABI's */
+  KDTREE_ERR_NULL_POINTER = 2, /* a required pointer is NULL */
+  KDTREE_ERR_DTYPE = 3,        /* a dtype this library does not take in that place */
+  KDTREE_ERR_LIMIT = 4,        /* a count is negative or above its limit */
+  KDTREE_ERR_STRIDE = 5,       /* a stride is smaller than the row it separates */
+  KDTREE_ERR_ALIGNMENT = 6,    /* a pointer or stride breaks the 16-byte rule of the CUDA library */
+  KDTREE_ERR_WORKSPACE = 7,    /* workspace missing or smaller than kdtree_workspace_size says */
+  KDTREE_ERR_DEVICE = 8,       /* not the kind of device this library runs on, or not a valid ordinal */
+  KDTREE_ERR_ARCH = 9,         /* no machine code for this device's compute capability */
+  KDTREE_ERR_LAUNCH = 10,      /* the CUDA runtime refused the launch */
+  KDTREE_ERR_VALUE = 11        /* a scale is not finite, a variant does not exist, a mask has no mask_indptr */
+} kdtree_status;
+
+typedef enum kdtree_dtype {
+  KDTREE_F32 = 0,
+  KDTREE_BF16 = 1,
+  KDTREE_F8_E4M3 = 2, /* torch.float8_e4m3fn */
+  KDTREE_F8_E5M2 = 3, /* torch.float8_e5m2 */
+  KDTREE_U8 = 4,      /* also torch.bool: any nonzero byte is true */
+  KDTREE_I32 = 5,
+  KDTREE_I64 = 6
+} kdtree_dtype;
+
+/* What a layer's calls add up to. All fields are independent 8-byte values that only grow (last_* apart),
+ * so that a reader of the mirror needs no lock: fields may be one call apart, never torn.
+ * `record` lies in memory the device updates in place (device memory; the host library: any memory);
+ * `mirror`, if given, is host memory mapped into the device: after each update the device stores the
+ * same fields there, without reading them back. Both start as zeros, written by the owner. */
+typedef struct kdtree_layer_record {
+  uint64_t kernel_calls;   /* kdtree_verify calls that ran */
+  uint64_t kernel_rows;    /* query tokens they computed */
+  uint64_t out_of_range;   /* indptr, index, slot or mask reads refused on the device */
+  uint64_t compare_calls;  /* kdtree_compare calls that ran */
+  uint64_t compare_rows;   /* query tokens compared (padded requests left out) */
+  uint64_t nonfinite;      /* elements NaN or Inf in ours where stock's is finite */
+  uint64_t exceeded_calls; /* compare calls that broke a bound, or saw nonfinite > 0 */
+  double max_abs;          /* largest |ours - stock| of all calls */
+  double sum_sq_diff;      /* sum (ours - stock)^2 of all calls */
+  double sum_sq_stock;     /* sum stock^2 over the same elements */
+  double worst_rel_l2;     /* largest per-call ||ours - stock|| / ||stock|| */
+  double last_rel_l2;      /* the same of the last call */
+  double last_max_abs;     /* max |ours - stock| of the last call */
+  uint64_t reserved[3];
+} kdtree_layer_record; /* 128 bytes */
+
+/* One tree-verify attention call: for each request b with query rows [qo_indptr[b], qo_indptr[b+1]),
+ * T = their count, L = kv_indptr[b+1] - kv_indptr[b]:
+ *   out[t,h] = softmax over (prefix keys 0..L-1, draft keys j that row t may see) of
+ *              sm_scale * q[t,h] . key, times the values.
+ * Prefix key i is pool[kv_indices[kv_indptr[b]+i]] * k_scale, its value the row's first 512 columns * v_scale.
+ * Draft key j is k[qo_indptr[b]+j], its value v[qo_indptr[b]+j], never scaled, never read from the pool.
+ * Row t sees the whole prefix. Draft j is visible when mask byte
+ *   mask[mask_indptr[b] + t*(L+T) + L + j] != 0; with mask NULL, when j <= t (causal chain).
+ * A row that sees nothing at all (L = 0, no draft bit) is written as zeros.
+ * Only rows named by qo_indptr are written. */
+typedef struct kdtree_verify_args {
+  uint64_t struct_size; /* sizeof(kdtree_verify_args) */
+
+  const void* q;   /* [tokens, num_heads, 576] */
+  const void* k;   /* [tokens, 576] draft keys, rope applied */
+  const void* v;   /* [tokens, 512] draft values */
+  const void* pool; /* [slots, 576] */
+  void* out;       /* [tokens, num_heads, 512] */
+  int64_t q_stride_token, q_stride_head;
+  int64_t k_stride_token, v_stride_token;
+  int64_t pool_stride_slot;
+  int64_t out_stride_token, out_stride_head;
+
+  const void* qo_indptr;   /* [batch+1] */
+  const void* kv_indptr;   /* [batch+1], prefix only */
+  const void* kv_indices;  /* [kv_indices_len] slots; may have an unused tail */
+  const void* mask;        /* [mask_len] bytes, or NULL: causal */
+  const void* mask_indptr; /* [batch] or more, NULL with mask NULL */
+  int64_t kv_indices_len, mask_len;
+
+  int64_t tokens; /* rows of q, k, v and out */
+  int64_t slots;  /* rows of pool */
+  int32_t batch;
+  int32_t num_heads;
+  int32_t max_q_len; /* T: no request has more query rows; a longer one is cut there and counted out_of_range */
+
+  int32_t q_dtype, kv_dtype /* k and v */, pool_dtype, out_dtype;
+  int32_t qo_indptr_dtype, kv_indptr_dtype, kv_indices_dtype, mask_dtype, mask_indptr_dtype;
+
+  float sm_scale;
+  float k_scale, v_scale; /* descales of the pool, 1 where none */
+
+  int32_t variant; /* 0: the library picks; 1..num_variants forces one (self-test, benchmarks) */
+  int32_t device;  /* CUDA ordinal; -1 for the host library */
+  void* stream;    /* cudaStream_t; NULL for the host library */
+  void* workspace; /* not initialized by anyone; one per stream that may verify at the same time */
+  uint64_t workspace_bytes;
+
+  kdtree_layer_record* record; /* or NULL */
+  kdtree_layer_record* mirror; /* or NULL */
+} kdtree_verify_args;
+
+/* Compares ours with stock's output of the same call, element by element in float64, and adds the result
+ * to the record. Left out: rows that qo_indptr does not name, padded requests (prefix length 1 on slot 0,
+ * SGLang's graph padding), elements where stock itself is NaN or Inf. */
+typedef struct kdtree_compare_args {
+  uint64_t struct_size;
+  const void* stock; /* [tokens, num_heads, 512] */
+  const void* ours;  /* [tokens, num_heads, 512] */
+  int64_t stock_stride_token, stock_stride_head;
+  int64_t ours_stride_token, ours_stride_head;
+  const void* qo_indptr;
+  const void* kv_indptr;
+  const void* kv_indices;
+  int64_t kv_indices_len;
+  int64_t tokens;
+  int32_t batch;
+  int32_t num_heads;
+  int32_t stock_dtype, ours_dtype;
+  int32_t qo_indptr_dtype, kv_indptr_dtype, kv_indices_dtype;
+  int32_t device;
+  double rel_l2_bound;  /* a call above either bound counts in exceeded_calls */
+  double max_abs_bound; /* <= 0: not checked */
+  void* stream;
+  void* workspace;
+  uint64_t workspace_bytes;
+  kdtree_layer_record* record; /* required */
+  kdtree_layer_record* mirror; /* or NULL */
+} kdtree_compare_args;
+
+/* Limits that size a workspace. It depends on the device and these, never on lengths. */
+typedef struct kdtree_workspace_args {
+  uint64_t struct_size;
+  int32_t device;
+  int32_t num_heads;
+  int32_t max_q_len;
+  int32_t max_batch;
+} kdtree_workspace_args;
+
+typedef struct kdtree_description {
+  uint64_t struct_size; /* set by the caller */
+  uint32_t abi_version;
+  uint32_t num_variants;
+  char version[32];      /* KDTREE_VERSION */
+  char device_kind[16];  /* "cuda" or "host" */
+  char archs[64];        /* "sm_120a,sm_90a"; the host library: "" */
+  char compiler[64];     /* "nvcc 13.0.88", "g++ 12.2.0" */
+  char source_hash[65];  /* sha256 over the library's sources, hex */
+  char pad_[3];
+  uint32_t q_dtypes;     /* bit 1<<kdtree_dtype set: taken for q, k, v */
+  uint32_t pool_dtypes;
+  uint32_t out_dtypes;
+  int32_t qk_dim, v_dim, max_heads, max_draft_tokens, max_batch;
+} kdtree_description;
+
+KDTREE_API uint32_t kdtree_abi_version(void);
+/* One line for a status, never NULL; an unknown status has a text too. */
+KDTREE_API const char* kdtree_status_string(int status);
+KDTREE_API int kdtree_describe(kdtree_description* out);
+/* Name of variant 1..num_variants ("m64n32"), NULL outside. */
+KDTREE_API const char* kdtree_variant_name(int variant);
+/* KDTREE_OK where this library has machine code for `device` (CUDA ordinal; the host library: -1). */
+KDTREE_API int kdtree_supports_device(int device);
+KDTREE_API int kdtree_workspace_size(const kdtree_workspace_args* args, uint64_t* bytes);
+KDTREE_API int kdtree_verify(const kdtree_verify_args* args);
+KDTREE_API int kdtree_compare(const kdtree_compare_args* args);
+/* Adds 1 to *counter on the stream and stores the sum to *mirror (NULL: nowhere). Counts what Python cannot
+ * see under graph replay: declined calls. */
+KDTREE_API int kdtree_count(uint64_t* counter, uint64_t* mirror, int device, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* KDTREE_VERIFY_H */
