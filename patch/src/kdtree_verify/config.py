@@ -1,0 +1,92 @@
+"""Every environment variable that the package reads, in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from .errors import UsageError
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    VALIDATE = "validate"
+    ON = "on"
+
+
+class Device(StrEnum):
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+DEFAULT_LIBRARY_DIR = Path("/opt/kdtree/lib")
+IMAGE_STATE_DIR = Path("/run/kdtree")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the environment asks for.
+
+    Attributes:
+        mode: KDTREE_VERIFY, off where unset.
+        device: KDTREE_DEVICE, cuda where unset.
+        library_dir: KDTREE_LIBRARY_DIR, where the two libraries lie.
+        state_dir: KDTREE_STATE_DIR, where launcher and ranks write their state files.
+        log_interval: KDTREE_LOG_INTERVAL, seconds between a rank's report lines.
+    """
+
+    mode: Mode
+    device: Device
+    library_dir: Path
+    state_dir: Path
+    log_interval: float
+
+
+def from_environment(env: Mapping[str, str] | None = None) -> Config:
+    """Reads the configuration.
+
+    Raises:
+        UsageError: A variable holds something else than what it may hold.
+    """
+    env = os.environ if env is None else env
+    return Config(
+        mode=_choice(env, "KDTREE_VERIFY", Mode, Mode.OFF),
+        device=_choice(env, "KDTREE_DEVICE", Device, Device.CUDA),
+        library_dir=Path(env.get("KDTREE_LIBRARY_DIR") or DEFAULT_LIBRARY_DIR),
+        state_dir=_state_dir(env),
+        log_interval=_seconds(env, "KDTREE_LOG_INTERVAL", 60.0),
+    )
+
+
+def _choice(env: Mapping[str, str], name: str, kind: type[StrEnum], default: StrEnum):
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        return kind(text)
+    except ValueError:
+        names = ", ".join(kind)
+        raise UsageError(f"{name} is not one of {names}", f"'{text}'", f"set {name} to one of {names}") from None
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0.1 <= value <= 86400.0:
+        raise UsageError(f"{name} is not a number of seconds", f"'{text}'", f"set {name} to 0.1 .. 86400")
+    return value
+
+
+def _state_dir(env: Mapping[str, str]) -> Path:
+    # The image makes IMAGE_STATE_DIR; elsewhere a per-user folder that needs no privilege.
+    if env.get("KDTREE_STATE_DIR"):
+        return Path(env["KDTREE_STATE_DIR"])
+    if os.access(IMAGE_STATE_DIR, os.W_OK):
+        return IMAGE_STATE_DIR
+    return Path(env.get("XDG_RUNTIME_DIR") or "/tmp") / f"kdtree-{os.getuid()}"

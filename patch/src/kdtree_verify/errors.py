@@ -1,0 +1,59 @@
+"""The one way this package refuses: a line that says what is wrong, what was found and what to do.
+
+Exit codes are the documented ones (README, "Exit codes"); docker/entrypoint.py uses the same numbers.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Process exit codes of the launcher, the plugin and the `kdtree` command."""
+
+    OK = 0
+    UNHEALTHY = 1
+    USAGE = 64
+    """A bad argument or environment value."""
+    DEVICE = 69
+    """A GPU or its driver was refused."""
+    LIBRARY = 70
+    """The kernel library is missing, foreign, or failed its self-test."""
+    CONTRACT = 78
+    """SGLang is not what the patch was written for, the plugin cannot load, or the backend is not Triton."""
+
+
+class KdtreeError(Exception):
+    """A refusal with its exit code.
+
+    Args:
+        what: What is wrong, in a few words.
+        found: What was found instead.
+        fix: What the reader can do about it.
+    """
+
+    code = ExitCode.USAGE
+
+    def __init__(self, what: str, found: str, fix: str):
+        self.what, self.found, self.fix = what, found, fix
+        super().__init__(f"kdtree: {what}: {found}. Fix: {fix}")
+
+
+class UsageError(KdtreeError):
+    code = ExitCode.USAGE
+
+
+class DeviceError(KdtreeError):
+    code = ExitCode.DEVICE
+
+
+class LibraryError(KdtreeError):
+    code = ExitCode.LIBRARY
+
+
+class SelftestFailed(LibraryError):
+    """The library computed a wrong result on this device."""
+
+
+class ContractError(KdtreeError):
+    code = ExitCode.CONTRACT
