@@ -1,0 +1,57 @@
+#!/bin/sh
+# Compiles the kernel libraries: build.sh host|cuda OUTDIR [ARCHS]     (ARCHS: "120a", "120a 90a"; cuda only)
+# Needs g++ (CXX) or nvcc (NVCC) and coreutils, nothing else: make and the Dockerfile both call it.
+# The same sources and compiler give the same bytes in any folder: every path on a command line is relative
+# to this folder, no build id is written, symbols are stripped.
+set -eu
+
+fail() { echo "kdtree: $1: $2. Fix: $3" >&2; exit "${4:-64}"; }
+
+usage='usage: kernel/build.sh host|cuda OUTDIR [ARCHS]'
+{ [ $# -ge 2 ] && [ $# -le 3 ]; } || fail "wrong number of arguments" "$#" "$usage"
+target=$1
+archs=${3:-120a}
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+cd "$(dirname "$0")"
+
+# sha256 over the names and contents of what a library is made of.
+source_hash() {
+  find "$@" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.map' \) -print0 |
+    LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
+}
+
+build_host() {
+  cxx=${CXX:-g++}
+  command -v "$cxx" >/dev/null || fail "no C++ compiler" "$cxx is not on PATH" "install g++, or set CXX" 69
+  "$cxx" -std=c++17 -O3 -ffp-contract=off -fPIC -shared -pthread -fvisibility=hidden \
+    -Wall -Wextra -Werror -Iinclude -I. \
+    -DKDTREE_SOURCE_HASH="\"$(source_hash include common host)\"" \
+    -DKDTREE_COMPILER="\"g++ $("$cxx" -dumpfullversion)\"" \
+    -Wl,--build-id=none,-s,-z,defs,--version-script=common/exports.map \
+    common/*.cpp host/*.cpp -o "$out/libkdtree_verify_host.so"
+}
+
+build_cuda() {
+  nvcc=${NVCC:-nvcc}
+  command -v "$nvcc" >/dev/null || fail "no CUDA compiler" "$nvcc is not on PATH" "install CUDA 13.0, or set NVCC" 69
+  gencode= names=
+  for arch in $archs; do
+    gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"
+    names="${names:+$names,}sm_$arch"
+  done
+  # shellcheck disable=SC2086  # gencode is a list of words
+  "$nvcc" -std=c++17 -O3 $gencode -cudart static -nodlink -shared -Iinclude -I. \
+    -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra \
+    -DKDTREE_SOURCE_HASH="\"$(source_hash include common cuda)\"" \
+    -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')\"" \
+    -DKDTREE_ARCHS="\"$names\"" \
+    -Xlinker -s,--build-id=none,-z,defs,--version-script=common/exports.map \
+    common/*.cpp cuda/*.cu -o "$out/libkdtree_verify_cuda.so"
+}
+
+case $target in
+  host) build_host ;;
+  cuda) build_cuda ;;
+  *) fail "unknown library" "$target" "$usage" ;;
+esac
