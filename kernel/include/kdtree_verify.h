@@ -43,12 +43,14 @@ typedef enum kdtree_status {
   KDTREE_ERR_DTYPE = 3,        /* a dtype this library does not take in that place */
   KDTREE_ERR_LIMIT = 4,        /* a count is negative or above its limit */
   KDTREE_ERR_STRIDE = 5,       /* a stride is smaller than the row it separates */
-  KDTREE_ERR_ALIGNMENT = 6,    /* a pointer or stride breaks the 16-byte rule of the CUDA library */
+  KDTREE_ERR_ALIGNMENT = 6,    /* a pointer or stride breaks the 16-byte rule of the CUDA library, or an array is not
+                                  aligned to its own elements */
   KDTREE_ERR_WORKSPACE = 7,    /* workspace missing or smaller than kdtree_workspace_size says */
   KDTREE_ERR_DEVICE = 8,       /* not the kind of device this library runs on, or not a valid ordinal */
   KDTREE_ERR_ARCH = 9,         /* no machine code for this device's compute capability */
   KDTREE_ERR_LAUNCH = 10,      /* the CUDA runtime refused the launch */
-  KDTREE_ERR_VALUE = 11        /* a scale is not finite, a variant does not exist, a mask has no mask_indptr */
+  KDTREE_ERR_VALUE = 11        /* a scale is not finite, a bound is NaN, a variant does not exist, a mask has no
+                                  mask_indptr */
 } kdtree_status;
 
 typedef enum kdtree_dtype {
@@ -128,7 +130,7 @@ typedef struct kdtree_verify_args {
   int32_t variant; /* 0: the library picks; 1..num_variants forces one (self-test, benchmarks) */
   int32_t device;  /* CUDA ordinal; -1 for the host library */
   void* stream;    /* cudaStream_t; NULL for the host library */
-  void* workspace; /* not initialized by anyone; one per stream that may verify at the same time */
+  void* workspace; /* 16-byte aligned, not initialized by anyone; one per stream that may verify at the same time */
   uint64_t workspace_bytes;
 
   kdtree_layer_record* record; /* or NULL */
