@@ -26,8 +26,9 @@ Q_RANK, LATENT, NOPE, ROPE, V_HEAD = 128, 512, 128, 64, 128
 DENSE, EXPERT, EXPERTS = 512, 128, 8
 SPECIAL = ("<bos>", "<eos>", "<unk>")
 
-SHARPNESS = 3.0  # standard deviation of the attention logits: a head looks at a few tokens, not at all
-ATTENTION_GAIN = 4.0  # attention's share of the residual stream, in units of the embedding
+SHARPNESS = 2.0  # standard deviation of the attention logits: a head looks at a few tokens, not at all
+AGREEMENT = 0.9  # correlation of the heads' queries and keys: heads that agree make a clear vote
+ATTENTION_GAIN = 12.0  # attention's share of the residual stream, in units of the embedding
 MLP_GAIN = 0.05
 
 
@@ -84,13 +85,20 @@ def config(layers: int) -> dict:
     }
 
 
+def _agreeing(gen: torch.Generator, rows: int, columns: int) -> torch.Tensor:
+    """[HEADS, rows, columns]: unit-variance projections of which two heads' correlate by AGREEMENT."""
+    common = torch.randn(rows, columns, generator=gen)
+    own = torch.randn(HEADS, rows, columns, generator=gen)
+    return (math.sqrt(AGREEMENT) * common + math.sqrt(1 - AGREEMENT) * own) / math.sqrt(columns)
+
+
 def _attention(gen: torch.Generator, gain: float) -> dict[str, torch.Tensor]:
     """One layer's self_attn weights; `gain`: attention's output norm per unit of a normalized input's."""
     q_a = torch.randn(Q_RANK, HIDDEN, generator=gen) / math.sqrt(HIDDEN)
-    q_b = torch.randn(HEADS, NOPE + ROPE, Q_RANK, generator=gen) / math.sqrt(Q_RANK)
+    q_b = _agreeing(gen, NOPE + ROPE, Q_RANK)
     latent = torch.linalg.qr(torch.randn(LATENT, HIDDEN, generator=gen)).Q  # isometry: nothing of x is lost
     rope_k = torch.randn(ROPE, HIDDEN, generator=gen) / math.sqrt(HIDDEN)
-    up_k = torch.randn(HEADS, NOPE, LATENT, generator=gen) / math.sqrt(LATENT)
+    up_k = _agreeing(gen, NOPE, LATENT)
     up_v = torch.randn(HEADS, V_HEAD, LATENT, generator=gen) / math.sqrt(LATENT)
 
     # q and k components have unit variance, so q . k has NOPE + ROPE; the softmax scale is about its root.
