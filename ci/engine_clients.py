@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import tomllib
 import zipfile
 from pathlib import Path
 

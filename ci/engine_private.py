@@ -20,6 +20,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from engine_debs import Debs
@@ -111,25 +112,45 @@ class PrivateEngine:
         Users hold a shared lock, which the kernel drops with a killed one: an engine that a killed user left
         behind is stopped by the next.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked(fcntl.LOCK_EX) as lock:
             self.start()
             fcntl.flock(lock, fcntl.LOCK_SH)
             try:
                 yield
             finally:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return
-                if not self.kept.exists():
+                if self._is_last_user(lock) and not self.kept.exists():
                     self.stop()
+
+    def keep(self) -> None:
+        """Starts the engine and lets it outlive its users until `discard`."""
+        with self._locked(fcntl.LOCK_EX):
+            self.start()
+            self.kept.touch()
+
+    def discard(self) -> None:
+        """Stops the engine, whoever uses it."""
+        self.kept.unlink(missing_ok=True)
+        self.stop()
 
     @property
     def kept(self) -> Path:
-        """A file that is there while `start` asked for the engine to outlive its users."""
+        """A file that is there while the engine is to outlive its users."""
         return self.folder / "kept"
+
+    @contextmanager
+    def _locked(self, operation: int) -> Iterator[TextIOWrapper]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a") as lock:
+            fcntl.flock(lock, operation)
+            yield lock
+
+    @staticmethod
+    def _is_last_user(lock: TextIOWrapper) -> bool:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     # -- how it is set up
 
