@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Fills build/wheelhouse with locked wheels: wheelhouse.py SET...
+
+Every file is checked against pins.toml; what is there already is not asked for again, and what came before a
+broken download stays. The index is whatever pip is configured with; KDTREE_TORCH_INDEX adds one, for torch's
+CPU build where the configured index lacks it. Wheels are chosen for the test environment's Python (pins.toml,
+[python] test), whichever Python runs this.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pins
+from pins import PinsError, Wheel
+
+BUILD = Path(__file__).resolve().parents[1] / "build"
+WHEELHOUSE = BUILD / "wheelhouse"
+PIP_VENV = BUILD / "pip"
+EXIT_UNAVAILABLE = 69
+OLDEST_GLIBC, NEWEST_GLIBC = 5, 36  # manylinux_2_5 .. Debian 12's own
+
+
+def main(set_names: list[str]) -> int:
+    if not set_names or any(name.startswith("-") for name in set_names):
+        print(__doc__, file=sys.stderr)
+        return pins.EXIT_USAGE
+    try:
+        fill(set_names)
+    except PinsError as error:
+        print(f"kdtree: {error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    return 0
+
+
+def fill(set_names: list[str]) -> None:
+    """Downloads what the wheelhouse lacks of the sets. Raises PinsError naming the wheel that cannot be had."""
+    table = pins.load()
+    WHEELHOUSE.mkdir(parents=True, exist_ok=True)
+    with (WHEELHOUSE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for set_name in set_names:  # one at a time: two sets may hold two versions of a project
+            wanted = pins.wheels(table, set_name)
+            missing = lacking(wanted)
+            if not missing:
+                continue
+            print(f"wheelhouse: {set_name}: downloading {len(missing)} of {len(wanted)} wheels", file=sys.stderr)
+            pip = Downloader(pins.get(table, "python.test"))
+            if pip.download(missing) is None:
+                continue
+            # One of them failed: fetch singly, so that the rest is kept and the culprit has a name.
+            for wheel in lacking(wanted):
+                if reason := pip.download([wheel]):
+                    raise PinsError(f"no wheel for {wheel.requirement}: {reason}. Fix: {_fix(wheel)}")
+
+
+def lacking(wanted: list[Wheel]) -> list[Wheel]:
+    """The wheels with no file of a pinned hash; a file of another hash under the same version is removed."""
+    present: dict[tuple[str, str], Path] = {}
+    for path in WHEELHOUSE.glob("*.whl"):
+        name, version = path.name.split("-")[:2]
+        present[pins.normalize(name), version] = path
+    missing = []
+    for wheel in wanted:
+        file = present.get((wheel.normalized, wheel.version))
+        if file and _sha256(file) in wheel.sha256:
+            continue
+        if file:
+            file.unlink()
+        missing.append(wheel)
+    return missing
+
+
+class Downloader:
+    """pip of an environment of its own, so that no pip need be installed on the machine."""
+
+    def __init__(self, python_version: str) -> None:
+        self.python = PIP_VENV / "bin" / "python"
+        if not self.python.exists():
+            venv.create(PIP_VENV, with_pip=True, symlinks=True)
+        tag = "cp" + python_version.replace(".", "")
+        platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
+        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+        self.arguments = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp"]
+        self.arguments += [f"--python-version={python_version}", f"--abi={tag}", "--abi=abi3", "--abi=none"]
+        self.arguments += [f"--platform={platform}" for platform in platforms]
+        if index := os.environ.get("KDTREE_TORCH_INDEX"):
+            self.arguments += ["--extra-index-url", index]
+
+    def download(self, some: list[Wheel]) -> str | None:
+        """Moves the files into the wheelhouse when all came; else nothing is moved and pip's reason returned."""
+        partial = WHEELHOUSE / ".partial"
+        partial.mkdir(exist_ok=True)
+        requirements = partial / "requirements.txt"
+        requirements.write_text("".join(f"{wheel.pip_line}\n" for wheel in some))
+        command = [self.python, "-m", "pip", "download", "--quiet", "--retries=2", "--disable-pip-version-check"]
+        command += [*self.arguments, "--dest", partial, "--requirement", requirements]
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if result.returncode == 0:
+            for file in partial.glob("*.whl"):
+                file.replace(WHEELHOUSE / file.name)
+            return None
+        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
+        return errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fix(wheel: Wheel) -> str:
+    if wheel.version.endswith("+cpu"):
+        return "set KDTREE_TORCH_INDEX to an index of PyTorch's CPU wheels (README, Building)"
+    return "check the network and pip's index (pip config list), then run it again; it resumes"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
