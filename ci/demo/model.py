@@ -223,7 +223,9 @@ def write(folder: Path, layers: int = 2, seed: int = 20) -> None:
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
-    save_file(weights(layers, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = folder / "model.safetensors"
+    save_file(weights(layers, seed), checkpoint, metadata={"format": "pt"})
+    checkpoint.chmod(0o644)  # safetensors writes 0600; a server under another user reads it too
 
 
 def main() -> None:
