@@ -1,11 +1,12 @@
 """SGLang plugin: tree speculation (NGRAM, EAGLE) with `--device cpu --attention-backend triton`.
 
 SGLang on a CPU without its CPU engine (SGLANG_USE_CPU_ENGINE unset) is a device it knows for plain decoding
-only. Three things are missing for tree verify, and this plugin supplies each with SGLang's own code:
+only. What is missing for tree verify is supplied here, by SGLang's own code wherever it has some:
 
 - two compiled packages are imported by name: `stub_packages` puts importable stand-ins there;
 - the tree helpers dispatch by vendor: `use_triton_tree_helpers` picks their Triton versions, those of XPU;
-- the attention and the helpers then run under Triton's interpreter, which must compute bf16 rightly.
+- the attention and the helpers then run under Triton's interpreter, which must compute bf16 rightly;
+- EAGLE's draft models call torch.cuda.synchronize() whatever the device: it becomes a no-op.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def register() -> None:
     triton_interpreter.install()
     stub_packages()
     use_triton_tree_helpers()
+    torch.cuda.synchronize = lambda device=None: None
 
 
 def stub_packages() -> None:
