@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Reads ci/pins.toml, the one file of pins. Standard library only: it also runs inside image builds.
 
-  pins.py get KEY            one value by its dotted path; an image's table prints as name:tag@digest
-  pins.py requirements SET.. the sets' locked wheels as pip --require-hashes lines
-  pins.py check              holds the repository to the pins (pins_check.py)
-  pins.py lock SET           resolves the set's roots anew and rewrites its lock (pins_lock.py)
+pins.py get KEY            one value by its dotted path; an image's table prints as name:tag@digest
+pins.py requirements SET.. the sets' locked wheels as pip --require-hashes lines
+pins.py check              holds the repository to the pins (pins_check.py)
+pins.py lock SET           resolves the set's roots anew and rewrites its lock (pins_lock.py)
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Fills build/wheelhouse with locked wheels: wheelhouse.py SET...
+"""Fills build/wheelhouse with locked wheels.
+
+  wheelhouse.py SET...               download what is missing of these sets
+  wheelhouse.py --into FOLDER SET    that, then install the set into a new folder, by hash and without an index
 
 Every file is checked against pins.toml; what is there already is not asked for again, and what came before a
 broken download stays. The index is whatever pip is configured with; KDTREE_TORCH_INDEX adds one, for torch's
@@ -12,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -27,12 +31,17 @@ EXIT_UNAVAILABLE = 69
 OLDEST_GLIBC, NEWEST_GLIBC = 5, 36  # manylinux_2_5 .. Debian 12's own
 
 
-def main(set_names: list[str]) -> int:
-    if not set_names or any(name.startswith("-") for name in set_names):
-        print(__doc__, file=sys.stderr)
-        return pins.EXIT_USAGE
+def main(argv: list[str]) -> int:
     try:
-        fill(set_names)
+        match argv:
+            case ["--into", folder, set_name]:
+                fill([set_name])
+                install(set_name, Path(folder))
+            case [first, *_] if not first.startswith("-"):
+                fill(argv)
+            case _:
+                print(__doc__, file=sys.stderr)
+                return pins.EXIT_USAGE
     except PinsError as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -50,7 +59,9 @@ def fill(set_names: list[str]) -> None:
             missing = lacking(wanted)
             if not missing:
                 continue
-            print(f"wheelhouse: {set_name}: downloading {len(missing)} of {len(wanted)} wheels", file=sys.stderr)
+            print(
+                f"wheelhouse: {set_name}: downloading {len(missing)} of {len(wanted)} wheels", file=sys.stderr
+            )
             pip = Downloader(pins.get(table, "python.test"))
             if pip.download(missing) is None:
                 continue
@@ -77,13 +88,26 @@ def lacking(wanted: list[Wheel]) -> list[Wheel]:
     return missing
 
 
+def install(set_name: str, folder: Path) -> None:
+    """Replaces the folder by a fresh installation of the set; a broken one never stands under its name."""
+    partial = folder.with_name(folder.name + ".partial")
+    requirements = WHEELHOUSE / f"{set_name}.txt"
+    requirements.write_text("".join(f"{wheel.pip_line}\n" for wheel in pins.wheels(pins.load(), set_name)))
+    shutil.rmtree(partial, ignore_errors=True)
+    reason = _pip(
+        "install", "--no-deps", "--require-hashes", "--no-index", f"--find-links={WHEELHOUSE}",
+        f"--target={partial}", f"--requirement={requirements}",
+    )  # fmt: skip
+    if reason:
+        raise PinsError(f"wheel set {set_name} cannot be installed into {folder}: {reason}")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
 class Downloader:
-    """pip of an environment of its own, so that no pip need be installed on the machine."""
+    """Fetches wheels for one Python version on Debian 12's libc and older ones."""
 
     def __init__(self, python_version: str) -> None:
-        self.python = PIP_VENV / "bin" / "python"
-        if not self.python.exists():
-            venv.create(PIP_VENV, with_pip=True, symlinks=True)
         tag = "cp" + python_version.replace(".", "")
         platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
         platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -99,15 +123,30 @@ class Downloader:
         partial.mkdir(exist_ok=True)
         requirements = partial / "requirements.txt"
         requirements.write_text("".join(f"{wheel.pip_line}\n" for wheel in some))
-        command = [self.python, "-m", "pip", "download", "--quiet", "--retries=2", "--disable-pip-version-check"]
-        command += [*self.arguments, "--dest", partial, "--requirement", requirements]
-        result = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if result.returncode == 0:
+        reason = _pip("download", *self.arguments, f"--dest={partial}", f"--requirement={requirements}")
+        if reason is None:
             for file in partial.glob("*.whl"):
                 file.replace(WHEELHOUSE / file.name)
-            return None
-        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
-        return errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
+        return reason
+
+
+def _pip(verb: str, *arguments: str) -> str | None:
+    """Runs pip; None when it succeeded, else its last error. The pip is of an environment of its own, so that
+    none need be installed on the machine."""
+    python = PIP_VENV / "bin" / "python"
+    if not python.exists():
+        venv.create(PIP_VENV, with_pip=True, symlinks=True)
+    options = ["--quiet", "--retries=2", "--disable-pip-version-check"]
+    result = subprocess.run(
+        [python, "-m", "pip", verb, *options, *arguments],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if result.returncode == 0:
+        return None
+    errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
+    return errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
 
 
 def _sha256(path: Path) -> str:

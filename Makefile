@@ -1,0 +1,30 @@
+# Each verb calls one script in ci/; what it does is said there.
+.DEFAULT_GOAL := help
+.PHONY: help demo test image kernel gpu-test bench lint clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):  *## \(.*\)/  make \1\t\2/p' Makefile
+
+demo:  ## build the image on stand-in bases and serve with it on the CPU: off, validate, on
+	@ci/demo.py
+
+test:  ## everything that a machine without a GPU can test
+	@ci/test
+
+image:  ## build the real image (needs a registry)
+	@ci/image
+
+kernel:  ## compile both libraries and write build/kernel-report.json
+	@ci/kernel
+
+gpu-test:  ## the tests that need an NVIDIA GPU
+	@ci/gpu-test
+
+bench:  ## time the kernel against SGLang's own, on an NVIDIA GPU
+	@ci/bench
+
+lint:  ## ruff, mypy, shellcheck, hadolint, pins
+	@ci/lint
+
+clean:  ## remove build/, and stop what runs from it
+	@ci/clean
