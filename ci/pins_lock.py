@@ -24,11 +24,7 @@ PLATFORMS = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
 def relock(pins: dict[str, Any], set_name: str) -> None:
     """Rewrites [wheels.SET.lock]. The set's keys are read: roots, roots-without-dependencies, adds-to, pythons."""
     table = pins_module.wheel_set(pins, set_name)
-    base = {
-        wheel.normalized: wheel
-        for other in table.get("adds-to", [])
-        for wheel in pins_module.wheels(pins, other)
-    }
+    base = {wheel.normalized: wheel for other in table.get("adds-to", []) for wheel in pins_module.wheels(pins, other)}
     with tempfile.TemporaryDirectory(prefix="kdtree-lock-") as scratch:
         folder = Path(scratch)
         constraints = folder / "constraints.txt"

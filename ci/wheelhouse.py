@@ -59,9 +59,7 @@ def fill(set_names: list[str]) -> None:
             missing = lacking(wanted)
             if not missing:
                 continue
-            print(
-                f"wheelhouse: {set_name}: downloading {len(missing)} of {len(wanted)} wheels", file=sys.stderr
-            )
+            print(f"wheelhouse: {set_name}: downloading {len(missing)} of {len(wanted)} wheels", file=sys.stderr)
             pip = Downloader(pins.get(table, "python.test"))
             if pip.download(missing) is None:
                 continue
