@@ -31,8 +31,9 @@ def codename() -> str:
     return release["VERSION_CODENAME"]
 
 
-def _archive(release: str) -> tuple[str, str]:
+def archive() -> tuple[str, str]:
     """URI of the machine's own Debian mirror and the keyring its source names ("" for apt's default)."""
+    release = codename()
     listed = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)",
          "Created-By: Packages"],
@@ -81,7 +82,7 @@ class Debs:
 
     def _configure(self, suites: list[str]) -> Path:
         """Writes an apt configuration that sees the given suites of the machine's mirror and nothing else."""
-        uri, keyring = _archive(codename())
+        uri, keyring = archive()
         for part in ("state/lists/partial", "cache/archives/partial", "sources"):
             (self.folder / "apt" / part).mkdir(parents=True, exist_ok=True)
         apt = self.folder / "apt"
