@@ -1,8 +1,8 @@
-"""Makes patch/src/kdtree_verify/golden.npz: float64 results for the self-test's requests.
+"""Makes patch/src/kdtree_verify/selftest/golden.npz: float64 results for the self-test's requests.
 
     PYTHONPATH=patch/src python patch/tools/make_golden.py [OUTPUT.npz]
 
-The same file, byte for byte, on every run. It holds float32: what rounding float64 loses is 2^-16 of a bf16 step.
+The same file, byte for byte, on every run. It holds float32, whose rounding is 2^-16 of a bf16 step.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kdtree_verify import golden
 from kdtree_verify.abi import V_DIM
+from kdtree_verify.selftest import golden
 
-DEFAULT_OUTPUT = Path(__file__).parents[1] / "src" / "kdtree_verify" / "golden.npz"
+DEFAULT_OUTPUT = Path(__file__).parents[1] / "src" / "kdtree_verify" / "selftest" / "golden.npz"
 CPU = torch.device("cpu")
 
 
@@ -25,9 +25,7 @@ def attention(request: golden.Request) -> torch.Tensor:
     query = golden.query(request, golden.TOKENS, golden.PATTERNS, CPU).double()
     prefix = golden.pool_rows(request, CPU).double()
     keys = torch.cat([prefix * request.k_scale, golden.draft_keys(request, golden.TOKENS, CPU).double()])
-    values = torch.cat(
-        [prefix[:, :V_DIM] * request.v_scale, golden.draft_values(request, golden.TOKENS, CPU).double()]
-    )
+    values = torch.cat([prefix[:, :V_DIM] * request.v_scale, golden.draft_values(request, golden.TOKENS, CPU).double()])
     seen = torch.cat(
         [
             torch.ones(golden.TOKENS, request.prefix, dtype=torch.bool),

@@ -1,16 +1,17 @@
 """The self-test's requests: inputs made from integers, and the float64 results recorded for them.
 
-Inputs come from a counter-based integer hash, so that every torch version and device makes the same bytes: each
-element is n / 128 with n in [-128, 127], exact in bf16. Query heads are one of 16 patterns, and a request has up to
-256 draft tokens whose parents always precede them. So one recording, for 256 tokens x 16 patterns, holds for any
-number of heads and, by its first rows, for any number of draft tokens.
+Inputs come from a counter-based integer hash, so that every torch version and device makes the same bytes:
+each element is a byte of a hashed word, as a signed number over 128, exact in bf16. Query heads are one of
+16 patterns, and a request has up to 256 draft tokens whose parents always precede them. So one recording, for
+256 tokens x 16 patterns, holds for any number of heads and, by its first rows, of draft tokens.
 
 Recorded for each (token, pattern) are two numbers (patch/tools/make_golden.py makes golden.npz):
   - one column of the output row, another for each row: the columns of all rows cover the 512;
   - the sum of the row's 512 columns, each with a sign: no column can be wrong without moving it.
 
-So that a key that is lost shows in any row, scores have a standard deviation of about 2 (SM_SCALE), and the last
-column lifts (`_lift`) the draft keys to about the weight of the prefix, and the prefix's last key to a large share.
+So that a key that is lost shows in any row, scores have a standard deviation of about 2 (SM_SCALE), and the
+last column lifts (`_lift`) the draft keys to about the weight of the prefix, and the prefix's last key to a
+large share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from importlib import resources
 import numpy as np
 import torch
 
-from .abi import QK_DIM, V_DIM
+from ..abi import QK_DIM, V_DIM
 
 TOKENS = 256
 PATTERNS = 16
@@ -32,6 +33,7 @@ _QUERY, _KEY, _VALUE, _POOL, _TREE, _COLUMN, _SIGN = range(7)
 _LIFT_COLUMN = QK_DIM - 1  # in the rope part: it moves scores and never values
 _LIFT_QUERY = 8.0  # the query's value in that column
 _WORD = 0xFFFFFFFF
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ def pool_rows(request: Request, device: torch.device) -> torch.Tensor:
 
 
 def parents() -> list[int]:
-    """The parent of each of the 256 tree nodes, -1 for the root; always an earlier node, at most 20 back."""
-    words = _hash(0, _TREE, TOKENS, 1, torch.device("cpu")).flatten().tolist()
+    """The parent of each of the 256 tree nodes, -1 for the root; an earlier node, at most 20 back."""
+    words = _hash(0, _TREE, TOKENS, 1, _CPU).flatten().tolist()
     return [-1] + [node - 1 - words[node] % min(node, 20) for node in range(1, TOKENS)]
 
 
@@ -132,12 +134,12 @@ def visible(request: Request, tokens: int) -> torch.Tensor:
 
 def columns(request: Request) -> torch.Tensor:
     """int64 [256, 16] on the CPU: the output column that is recorded for each row."""
-    return (_hash(request.seed, _COLUMN, TOKENS, PATTERNS, torch.device("cpu")) >> 8) % V_DIM
+    return (_hash(request.seed, _COLUMN, TOKENS, PATTERNS, _CPU) >> 8) % V_DIM
 
 
 def signs() -> torch.Tensor:
     """float64 [512] on the CPU, of -1 and 1."""
-    return ((_hash(0, _SIGN, 1, V_DIM, torch.device("cpu")).flatten() >> 8) % 2 * 2 - 1).double()
+    return ((_hash(0, _SIGN, 1, V_DIM, _CPU).flatten() >> 8) % 2 * 2 - 1).double()
 
 
 def load_recorded() -> dict[str, torch.Tensor]:
@@ -147,13 +149,14 @@ def load_recorded() -> dict[str, torch.Tensor]:
 
 
 def _lift(score: float) -> float:
-    # What a key must hold in the lift column to raise its score by about `score`; a multiple of 1/4 below 8: exact.
+    # What a key must hold in the lift column to raise its score by about `score`: a multiple of 1/4, exact.
     return round(4 * score / (SM_SCALE * _LIFT_QUERY)) / 4
 
 
 def _values(seed: int, stream: int, rows: int, width: int, device: torch.device) -> torch.Tensor:
-    words = _hash(seed, stream, rows, width, device)
-    return (((words >> 8) & 0xFF) - 128).to(torch.bfloat16).div_(128)
+    words = _hash(seed, stream, rows, width // 4, device)
+    signed = (words ^ 0x80000000) - 0x80000000
+    return signed.to(torch.int32).view(torch.int8).to(torch.bfloat16).div_(128)
 
 
 def _hash(seed: int, stream: int, rows: int, width: int, device: torch.device) -> torch.Tensor:
@@ -164,6 +167,6 @@ def _hash(seed: int, stream: int, rows: int, width: int, device: torch.device) -
 
 
 def _mix(words: torch.Tensor) -> torch.Tensor:
-    words = ((words ^ (words >> 16)) * 0x21F0AAAD) & _WORD
-    words = ((words ^ (words >> 15)) * 0x735A2D97) & _WORD
-    return words ^ (words >> 15)
+    words = (words ^ (words >> 16)).mul_(0x21F0AAAD).bitwise_and_(_WORD)
+    words.bitwise_xor_(words >> 15).mul_(0x735A2D97).bitwise_and_(_WORD)
+    return words.bitwise_xor_(words >> 15)

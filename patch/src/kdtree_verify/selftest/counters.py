@@ -1,0 +1,153 @@
+"""Proves what validate's report stands on: the record and its mirror, kdtree_compare and kdtree_count."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from .. import abi
+from ..call import Call, compare_args
+from ..library import Library
+from . import golden
+from .report import CaseResult, Mode
+from .shapes import Layout, Metadata
+
+_WORDS = ctypes.sizeof(abi.LayerRecord) // 8
+_OUT_OF_RANGE = abi.LayerRecord.out_of_range.offset // 8
+_HEADS = 16  # at most so many are compared: more prove nothing new
+_RELATIVE = 1e-9  # float64 sums in any order
+_REL_L2_BOUND = 1e-3  # between the two compare calls': 0 and about 1
+
+
+class Counters:
+    """The record that the verify calls share, and for each mode one record of compare and one count.
+
+    `layout` must be the shape with graph padding in it: padded requests are not to be compared.
+    """
+
+    def __init__(self, library: Library, device: torch.device, ordinal: int, workspace: torch.Tensor, layout: Layout):
+        self._library, self._device, self._ordinal = library, device, ordinal
+        self._workspace, self._layout = workspace, layout
+        self.record, self.mirror = self._pair()
+        self._calls = self._rows = 0
+        self._compared = {mode: self._pair() for mode in ("eager", "graph")}
+        self._counts = {mode: self._pair() for mode in ("eager", "graph")}
+        self._problems: dict[Mode, str | None] = {}
+        self._stock, self._ours = self._outputs()
+
+    def _pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+        # Pinned host memory is mapped into the device, at the same address.
+        record = torch.zeros(_WORDS, dtype=torch.int64, device=self._device)
+        return record, torch.zeros(_WORDS, dtype=torch.int64, pin_memory=record.is_cuda)
+
+    def _outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two outputs [tokens, heads, 512] that differ everywhere, with NaN where only one may count."""
+        tokens, heads = self._layout.out.shape[0], min(self._layout.out.shape[1], _HEADS)
+        requests = list(golden.REQUESTS.values())
+        stock, ours = (
+            golden.query(request, tokens, heads, self._device)[..., : abi.V_DIM].contiguous()
+            for request in requests[:2]
+        )
+        first = int(self._layout.compared[0])
+        ours[first, 0, 3] = torch.nan  # ours alone: counted
+        stock[first, 0, 4] = ours[first, 0, 4] = torch.nan  # stock too: not counted
+        last = int(self._layout.compared[-1])
+        ours[last + 1 :] = torch.nan  # padded requests and rows that no request names: not compared
+        return stock, ours
+
+    def out_of_range(self) -> torch.Tensor:
+        """int64 [1] on the device: reads refused by verify calls so far."""
+        return self.record[_OUT_OF_RANGE : _OUT_OF_RANGE + 1]
+
+    def expect_verify(self, rows: int) -> None:
+        """Notes that a call with so many named rows was launched, or captured for one replay."""
+        self._calls, self._rows = self._calls + 1, self._rows + rows
+
+    def launch(self, mode: Mode, metadata: Metadata) -> None:
+        """Stock against itself, stock against ours, and one count."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else None
+        record, mirror = self._compared[mode]
+        statuses = []
+        for ours in (self._stock, self._ours):
+            args = compare_args(self._call(metadata), ours)
+            args.device, args.stream = self._ordinal, stream
+            args.workspace, args.workspace_bytes = self._workspace.data_ptr() or None, self._workspace.numel()
+            args.record, args.mirror = record.data_ptr(), mirror.data_ptr()
+            args.rel_l2_bound = _REL_L2_BOUND
+            statuses.append(self._library.compare(args))
+        count, count_mirror = self._counts[mode]
+        statuses.append(self._library.count(count.data_ptr(), count_mirror.data_ptr(), self._ordinal, stream))
+        bad = next((status for status in statuses if status != abi.Status.OK), None)
+        self._problems[mode] = None if bad is None else f"status {bad}, {self._library.status_text(bad)}"
+
+    def _call(self, metadata: Metadata) -> Call:
+        layout = self._layout
+        return Call(
+            q_extend=layout.q,
+            k_extend=layout.k,
+            v_extend=layout.v,
+            o_extend=self._stock,
+            k_buffer=layout.pool,
+            v_buffer=layout.pool,
+            qo_indptr=metadata.qo_indptr,
+            kv_indptr=metadata.kv_indptr,
+            kv_indices=metadata.kv_indices,
+            custom_mask=None,
+            is_causal=True,
+            mask_indptr=None,
+            max_len_extend=layout.draft_tokens,
+            k_scale=1.0,
+            v_scale=1.0,
+        )
+
+    def verdicts(self) -> list[CaseResult]:
+        """After the device has finished: one case for the record, and one of compare for each mode."""
+        expected = {"kernel_calls": self._calls, "kernel_rows": self._rows, "out_of_range": 0}
+        last_mode: Mode = "graph" if "graph" in self._problems else "eager"
+        cases = [_case("record", last_mode, _difference(self.record, self.mirror, expected))]
+        expected = self._expected_comparison()
+        for mode, refused in self._problems.items():
+            problem = f"the launch was refused: {refused}" if refused else None
+            problem = problem or _difference(*self._compared[mode], expected)
+            counted = [int(count[0]) for count in self._counts[mode]]
+            if problem is None and counted != [1, 1]:
+                problem = f"kdtree_count: expected 1 and 1 in the mirror, got {counted[0]} and {counted[1]}"
+            cases.append(_case("compare", mode, problem))
+        return cases
+
+    def _expected_comparison(self) -> dict[str, float]:
+        rows = self._layout.compared
+        stock, ours = self._stock[rows].double(), self._ours[rows].double()
+        finite = stock.isfinite() & ours.isfinite()
+        difference, stock_there = (ours - stock)[finite], stock[finite]
+        max_abs, squares = float(difference.abs().max()), float(difference.square().sum())
+        stock_squares, all_stock_squares = float(stock_there.square().sum()), float(stock.square().nansum())
+        return {
+            "out_of_range": 0,
+            "compare_calls": 2,
+            "compare_rows": 2 * len(rows),
+            "nonfinite": 1,
+            "exceeded_calls": 1,
+            "max_abs": max_abs,
+            "last_max_abs": max_abs,
+            "sum_sq_diff": squares,
+            "sum_sq_stock": all_stock_squares + stock_squares,
+            "last_rel_l2": (squares / stock_squares) ** 0.5,
+            "worst_rel_l2": (squares / stock_squares) ** 0.5,
+        }
+
+
+def _difference(record: torch.Tensor, mirror: torch.Tensor, expected: dict[str, float]) -> str | None:
+    """What of `expected` the record or its mirror does not hold."""
+    for place, words in (("record", record), ("mirror", mirror)):
+        fields = abi.LayerRecord.from_buffer_copy(words.cpu().numpy().tobytes())
+        for name, value in expected.items():
+            found = getattr(fields, name)
+            if not abs(found - value) <= _RELATIVE * abs(value):
+                return f"{name} in the {place}: expected {value:.12g}, got {found:.12g}"
+    return None
+
+
+def _case(shape: str, mode: Mode, problem: str | None) -> CaseResult:
+    return CaseResult(shape, 0, "any", mode, 0.0, 1.0, problem)
