@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -143,8 +144,15 @@ def _pip(verb: str, *arguments: str) -> str | None:
     )
     if result.returncode == 0:
         return None
-    errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR: ")]
-    return errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
+    return _reason(result.stderr)
+
+
+def _reason(stderr: str) -> str:
+    """What to tell of pip's words: a connection that broke explains the rest, else its last error does."""
+    if broken := re.findall(r"after connection broken by '(.*)': /", stderr):
+        return "the index does not answer, " + re.sub(r"<[^<>]*>: ", "", broken[-1])
+    errors = re.findall(r"^ERROR: (.*)", stderr, re.M)
+    return errors[-1] if errors else "pip gave no reason"
 
 
 def _sha256(path: Path) -> str:

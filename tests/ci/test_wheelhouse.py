@@ -79,6 +79,18 @@ def test_a_wheel_that_cannot_be_had_is_named_and_the_rest_kept(
     assert [path.name for path in (tmp_path / "house").glob("*.whl")] == ["one-1.0-py3-none-any.whl"]
 
 
+def test_an_index_that_does_not_answer_is_the_reason_given(
+    lock: dict[str, str], index: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock["one==1.0"] = "0" * 64
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert wheelhouse.main(["some"]) == 69
+    error = capfd.readouterr().err
+    assert "one==1.0: the index does not answer" in error
+    assert "Connection refused" in error
+
+
 def test_a_wheel_of_another_content_is_refused(index: Path, lock: dict[str, str], tmp_path: Path) -> None:
     lock["one==1.0"] = wheel(index, "one")
     wheel(index, "one", content="evil = True")
