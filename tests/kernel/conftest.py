@@ -1,0 +1,28 @@
+"""The host library, compiled from the sources under test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "patch" / "src"), str(ROOT / "docker" / "standin" / "shim" / "src")]
+
+
+@pytest.fixture(scope="session")
+def library_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a freshly compiled libkdtree_verify_host.so."""
+    directory = tmp_path_factory.mktemp("lib")
+    subprocess.run(["sh", ROOT / "kernel" / "build.sh", "host", directory], check=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def library(library_dir: Path):
+    from kdtree_verify import library
+    from kdtree_verify.config import Device
+
+    return library.load(library_dir, Device.CPU)
