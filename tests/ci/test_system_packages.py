@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "ci" / "system-packages"
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A PATH with a shell's basics, no compiler, no Python, no package manager, and an ordinary user."""
-    for tool in ("sh", "find", "touch", "chmod"):
+    for tool in ("sh", "find", "touch", "chmod", "mktemp", "rm", "cat"):
         found = shutil.which(tool)
         assert found
         (tmp_path / tool).symlink_to(found)
@@ -65,6 +65,15 @@ def test_an_installation_that_does_not_help_is_said(machine: Path) -> None:
     result = run(machine, "g++")
     assert result.returncode == 69
     assert "g++ is installed but does not" in result.stderr
+
+
+def test_a_failed_installation_shows_apts_words(machine: Path) -> None:
+    program(machine, "id", "echo 0")
+    program(machine, "apt-get", "echo no such mirror >&2; exit 100")
+    result = run(machine, "g++")
+    assert result.returncode == 69
+    assert "no such mirror" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("kdtree: apt-get cannot install: g++")
 
 
 def test_a_package_counts_when_dpkg_has_it(machine: Path) -> None:
