@@ -56,7 +56,7 @@ def dockerfile(pins: dict[str, Any], root: Path) -> Iterator[str]:
     """The product's Dockerfile stands on the pinned images and compiles for the pinned architectures."""
     text = _read(root, "docker/Dockerfile")
     stages = set(re.findall(r"^FROM .* AS (\S+)$", text, re.M))
-    bases = {base for base in re.findall(r"^FROM (?:--\S+ )*(\S+)", text, re.M) if base not in stages}
+    bases = {base for base in re.findall(r"^FROM (?:--\S+ )*(\S+)", text, re.M) if base not in stages | {"scratch"}}
     pinned = {pins_module.get(pins, f"images.{key}") for key in BUILT_ON}
     for base in sorted(bases - pinned):
         yield f"docker/Dockerfile: FROM {base} is not in pins.toml"
