@@ -5,7 +5,9 @@ Exit codes are the documented ones (README, "Exit codes"); docker/entrypoint.py 
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
+from typing import NoReturn
 
 
 class ExitCode(IntEnum):
@@ -57,3 +59,12 @@ class SelftestFailed(LibraryError):
 
 class ContractError(KdtreeError):
     code = ExitCode.CONTRACT
+
+
+def end_process(error: KdtreeError) -> NoReturn:
+    """Ends this process with the error's line on stderr and its exit code.
+
+    SystemExit, because SGLang's plugin loader and scheduler log an Exception and serve on without us.
+    """
+    print(error, file=sys.stderr, flush=True)
+    raise SystemExit(int(error.code))

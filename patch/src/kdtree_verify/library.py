@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from . import abi
 from .config import Device
 from .errors import LibraryError
+from .versions import package_version
 
 FILE_NAMES = {Device.CUDA: "libkdtree_verify_cuda.so", Device.CPU: "libkdtree_verify_host.so"}
 _KINDS = {Device.CUDA: "cuda", Device.CPU: "host"}
@@ -140,13 +140,3 @@ def _identify(path: Path, functions: ctypes.CDLL, kind: str) -> Description:
 
 def _dtypes(bits: int) -> frozenset[abi.DType]:
     return frozenset(dtype for dtype in abi.DType if bits >> dtype & 1)
-
-
-def package_version() -> str:
-    """The installed wheel's version; the source tree's own where no wheel is installed."""
-    try:
-        return version("kdtree-verify")
-    except PackageNotFoundError:
-        from . import __version__
-
-        return __version__

@@ -1,0 +1,101 @@
+"""The library on one device: what its calls share, and how an SGLang call becomes one of its calls."""
+
+from __future__ import annotations
+
+import torch
+
+from . import abi
+from .call import Call, compare_args, verify_args
+from .config import Device
+from .eligibility import Limits
+from .errors import DeviceError, LibraryError
+from .library import Library
+from .records import Place
+
+# A compare call that is further from stock than this leaves its bound. Stock itself is 2e-3 (bf16 P) and 4e-2 (fp8
+# pool: it casts q and P to fp8) from float64; ours is closer than either.
+REL_L2_BOUND = 0.02
+REL_L2_BOUND_FP8_POOL = 0.15
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class Kernel:
+    """Launches on the current stream; nothing here allocates on the device or waits for it but `reserve`.
+
+    One workspace serves every call: SGLang's verify calls of one process follow each other on one stream.
+
+    Args:
+        library: The library for `device`'s kind.
+        device: `cuda:N`, or `cpu`.
+
+    Raises:
+        LibraryError: The library has no machine code for this device.
+        DeviceError: The library is for another kind of device.
+    """
+
+    def __init__(self, library: Library, device: torch.device):
+        wanted = "cuda" if library.description.device_kind == "cuda" else "cpu"
+        if device.type != wanted:
+            raise DeviceError(
+                f"the kernel library in use is for {wanted}",
+                f"the model runs on {device}",
+                f"set KDTREE_DEVICE={Device.CPU if device.type == 'cpu' else Device.CUDA}, or KDTREE_VERIFY=off",
+            )
+        self.library, self.device = library, device
+        self._ordinal = -1 if device.type == "cpu" else device.index
+        if library.supports_device(self._ordinal) != abi.Status.OK:
+            raise LibraryError(
+                "the kernel library has no code for this GPU",
+                f"{device}, the library is for {', '.join(library.description.archs) or 'the host'}",
+                "rebuild the image with this GPU's architecture, or set KDTREE_VERIFY=off",
+            )
+        self._workspaces: list[torch.Tensor] = []
+        self.limits = self._limits(0, 0, 0)
+
+    def reserve(self, *, heads: int, draft_tokens: int, batch: int) -> None:
+        """Makes the workspace large enough for calls of this size; before capture, since it allocates.
+
+        A smaller workspace is kept: a captured graph may hold its address.
+        """
+        description, now = self.library.description, self.limits
+        heads = min(max(heads, now.heads), description.max_heads)
+        draft_tokens = min(max(draft_tokens, now.draft_tokens), description.max_draft_tokens)
+        batch = min(max(batch, now.batch), description.max_batch)
+        if (heads, draft_tokens, batch) == (now.heads, now.draft_tokens, now.batch):
+            return
+        size = self.library.workspace_size(
+            device=self._ordinal, num_heads=heads, max_q_len=draft_tokens, max_batch=batch
+        )
+        self._workspaces.append(torch.empty(size, dtype=torch.uint8, device=self.device))
+        self.limits = self._limits(heads, draft_tokens, batch)
+
+    def verify(self, call: Call, out: torch.Tensor, place: Place) -> int:
+        """Computes the call into `out` [tokens, heads, 512]; returns the library's status."""
+        return self.library.verify(self._on_stream(verify_args(call, out), place))
+
+    def compare(self, call: Call, ours: torch.Tensor, place: Place) -> int:
+        """Adds the difference between stock's output of the call and `ours` to the record; returns the status."""
+        args = compare_args(call, ours)
+        args.rel_l2_bound = REL_L2_BOUND_FP8_POOL if call.k_buffer.dtype in _FP8 else REL_L2_BOUND
+        return self.library.compare(self._on_stream(args, place))
+
+    def count(self, place: Place) -> int:
+        """Adds one to a counter; returns the status."""
+        return self.library.count(place.record, place.mirror, self._ordinal, self._stream())
+
+    def capturing(self) -> bool:
+        """Whether what is launched now goes into a CUDA graph."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _limits(self, heads: int, draft_tokens: int, batch: int) -> Limits:
+        return Limits.of(self.library.description, self.device, heads=heads, draft_tokens=draft_tokens, batch=batch)
+
+    def _stream(self) -> int | None:
+        return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
+
+    def _on_stream(self, args: abi.VerifyArgs | abi.CompareArgs, place: Place):
+        workspace = self._workspaces[-1]
+        args.device, args.stream = self._ordinal, self._stream()
+        args.workspace, args.workspace_bytes = workspace.data_ptr(), workspace.numel()
+        args.record, args.mirror = place.record, place.mirror
+        return args

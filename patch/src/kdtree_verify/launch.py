@@ -1,0 +1,89 @@
+"""`python -m kdtree_verify.launch ARGS`: makes sure that the plugin will load, then is `sglang.launch_server ARGS`.
+
+Serving without it (`python -m sglang.launch_server ARGS`) is the rollback; the plugin works there too, but nothing
+would then notice that SGLang had left it out.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+
+from . import arguments, preflight, state
+from .config import Config, Mode, from_environment
+from .errors import ContractError, KdtreeError, end_process
+
+SERVER = "sglang.launch_server"
+
+
+def main(server_arguments: list[str]) -> None:
+    """Checks, then runs SGLang's server in this process until it ends.
+
+    Raises:
+        SystemExit: A check failed, or the server ended; with a documented code where a rank refused to serve.
+    """
+    try:
+        config = from_environment()
+        if config.mode is Mode.OFF:
+            _announce_off(config, server_arguments)
+        else:
+            _check(config, server_arguments)
+    except KdtreeError as error:
+        end_process(error)
+    _serve(config, server_arguments)
+
+
+def _check(config: Config, server_arguments: list[str]) -> None:
+    preflight.check(config)
+    state.prepare(config.state_dir)
+    parsed = arguments.parse(server_arguments)
+    if parsed is None:
+        return
+    named = parsed.verify_backends
+    if all(named) and "triton" not in named:
+        raise ContractError(
+            f"KDTREE_VERIFY={config.mode} needs the Triton attention backend for verify",
+            " and ".join(sorted({str(name) for name in named})),
+            "start with --attention-backend triton, or set KDTREE_VERIFY=off",
+        )
+    if parsed.use_ray:
+        raise ContractError(
+            "SGLang does not load plugins in Ray's schedulers", "--use-ray", "drop --use-ray, or set KDTREE_VERIFY=off"
+        )
+    _announce(config, server_arguments, parsed.expected_ranks)
+
+
+def _announce_off(config: Config, server_arguments: list[str]) -> None:
+    # Off hands over; that nobody could be told is no reason not to.
+    try:
+        state.prepare(config.state_dir)
+        parsed = arguments.parse(server_arguments)
+        _announce(config, server_arguments, parsed.expected_ranks if parsed else None)
+    except Exception as error:
+        print(f"kdtree: the state folder is not used: {error}", file=sys.stderr)
+
+
+def _announce(config: Config, server_arguments: list[str], expected_ranks: int | None) -> None:
+    document = state.server_document(config.mode, arguments.redacted(server_arguments), expected_ranks)
+    state.write(config.state_dir / state.SERVER_FILE, document)
+
+
+def _serve(config: Config, server_arguments: list[str]) -> None:
+    # As `python -m` would: the module is __main__, so that spawned children import it and not this one.
+    sys.argv = [SERVER, *server_arguments]
+    try:
+        runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+    except Exception:
+        failure = state.first_failure(config.state_dir)
+        if failure is None:
+            raise
+        # SGLang says only that a rank died. Its own line and code say why.
+        traceback.print_exc()
+        reason, code = failure
+        print(reason, file=sys.stderr, flush=True)
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,169 @@
+"""What this process is to the server, decided as SGLang constructs its parts; every refusal ends the process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import contract, hook, library, report, selftest, state
+from .config import Config
+from .eligibility import backend_reason
+from .errors import ContractError, KdtreeError, end_process
+from .kernel import Kernel
+from .rank import Rank
+from .records import Model, Records
+from .reporter import Reporter
+from .state import State, Verdict
+from .wrap import wrap_once
+
+logger = logging.getLogger(__name__)
+
+
+class Process:
+    """One process in which the plugin was loaded with validate or on. Only a scheduler ever becomes a rank.
+
+    Args:
+        config: What the environment asks for.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.rank: Rank | None = None
+        self._backend_class: type | None = None
+        self._target_armed = False
+
+    def patch_backend(self, module: ModuleType) -> None:
+        """Wraps the backend class of the module that was just imported."""
+        with self._fail_closed():
+            contract.check_sources(contract.installed_root())
+            self._backend_class = contract.backend_class(module)
+            hook.patch_backend(self._backend_class, self.on_backend)
+
+    def patch_scheduler(self, module: ModuleType) -> None:
+        """Wraps the scheduler's constructor, after which a server is ready to serve."""
+
+        def make_init(stock: Callable[..., None]) -> Callable[..., None]:
+            def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+                stock(scheduler, *args, **kwargs)
+                self.on_scheduler(scheduler)
+
+            return __init__
+
+        with self._fail_closed():
+            scheduler = getattr(module, "Scheduler", None)
+            if not isinstance(scheduler, type):
+                raise contract.drift("SGLang has no Scheduler", module.__name__)
+            wrap_once(scheduler, "__init__", make_init)
+
+    def on_backend(self, backend: Any, model_runner: Any) -> None:
+        """A backend was constructed: proves and arms the kernel the first time, and guards the backend."""
+        with self._fail_closed():
+            draft = getattr(model_runner, "is_draft_worker", False)
+            draft_tokens = max(backend.num_draft_tokens or 0, backend.target_verify_num_tokens_per_req or 0)
+            if self.rank is None:
+                self.rank = self._arm(torch.device(model_runner.device), backend.num_head, draft_tokens)
+            self.rank.kernel.reserve(
+                heads=backend.num_head, draft_tokens=draft_tokens, batch=backend.req_to_token_pool.size
+            )
+            hook.guard_backend(backend, self.rank, Model.DRAFT if draft else Model.TARGET)
+            if not draft:
+                self._target_armed = True
+                self.rank.idle_reason = _idle_reason(backend)
+
+    def on_scheduler(self, scheduler: Any) -> None:
+        """The scheduler is built and about to serve: refuses unless verify calls of the target go to Triton."""
+        with self._fail_closed():
+            backend = _verify_backend(scheduler)
+            foreign = backend is not None and not isinstance(backend, self._backend_class or ())
+            if foreign or not self._target_armed:
+                raise ContractError(
+                    f"KDTREE_VERIFY={self.config.mode} needs the Triton attention backend for verify",
+                    type(backend).__name__ if foreign else "no Triton backend was built",
+                    "start with --attention-backend triton, or set KDTREE_VERIFY=off",
+                )
+
+    def _arm(self, device: torch.device, heads: int, draft_tokens: int) -> Rank:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        kernel = Kernel(library.load(self.config.library_dir, self.config.device), device)
+        limits = kernel.library.description
+        proof = selftest.run(
+            kernel.library,
+            device,
+            min(max(heads, 1), limits.max_heads),
+            min(max(draft_tokens, 1), limits.max_draft_tokens),
+        )
+        proof.raise_if_failed()
+        logger.info("kdtree: self-test on %s", proof.summary())
+
+        rank = Rank(self.config.mode, kernel, Records(device))
+        identity, facts = state.this_rank(), _device_facts(device)
+        path = state.rank_path(self.config.state_dir, identity)
+        Reporter(
+            rank, path, lambda: report.document(rank, identity, facts), self.config.log_interval
+        ).start()
+        return rank
+
+    def _fail(self, error: KdtreeError) -> None:
+        identity = state.this_rank()
+        document = state.rank_document(
+            self.config.mode, identity, Verdict(State.FAILED, str(error)), exit_code=error.code
+        )
+        try:
+            state.write(state.rank_path(self.config.state_dir, identity), document)
+        except OSError:
+            logger.exception("kdtree: the state file cannot be written")
+        end_process(error)
+
+    @contextmanager
+    def _fail_closed(self) -> Iterator[None]:
+        """Whatever goes wrong inside ends the process, with one clear line and a state file that says so."""
+        try:
+            yield
+        except KdtreeError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("kdtree: arming failed")
+            self._fail(ContractError("the patch could not be armed", repr(error), "report the traceback above"))
+
+
+def _idle_reason(backend: Any) -> str | None:
+    if (reason := backend_reason(backend)) is not None:
+        return f"no verify call of this model can be ours: {reason}"
+    if not backend.num_draft_tokens:
+        return "nothing will be verified: no speculative algorithm"
+    return None
+
+
+def _verify_backend(scheduler: Any) -> Any:
+    """The backend to which the target's verify calls go; None where this SGLang does not say."""
+    runner = getattr(getattr(scheduler, "tp_worker", None), "model_runner", None)
+    backend = getattr(runner, "attn_backend", None)
+    # Wrappers may hold wrappers: two-batch overlap, hybrid linear attention, one backend each for prefill and decode.
+    while backend is not None:
+        inner = vars(backend)
+        if "prefill_backend" in inner and "decode_backend" in inner:
+            from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+            backend = backend._select_backend(ForwardMode.TARGET_VERIFY)
+        elif "primary" in inner:
+            backend = inner["primary"]
+        elif "full_attn_backend" in inner:
+            backend = inner["full_attn_backend"]
+        else:
+            return backend
+    return None
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"kind": "cpu"}
+    from . import gpu
+
+    return {"kind": "cuda", **asdict(gpu.facts(device.index))}

@@ -1,0 +1,131 @@
+"""One rank of the server: answers its verify calls as the mode says, and knows what became of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import eligibility
+from .abi import Status
+from .call import Call
+from .config import Mode
+from .eligibility import Reason
+from .errors import LibraryError
+from .kernel import Kernel
+from .records import Model, Place, Records
+from .state import State, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class Rank:
+    """Answers verify calls.
+
+    Args:
+        mode: VALIDATE or ON.
+        kernel: The proven library on this rank's device.
+        records: Where the device counts.
+    """
+
+    def __init__(self, mode: Mode, kernel: Kernel, records: Records):
+        self.mode, self.kernel, self.records = mode, kernel, records
+        self.idle_reason: str | None = None
+        """Why the target model will never make a call that is ours, where that is known before the first."""
+        self.not_verify_calls = 0
+        """Calls of forward_extend outside TARGET_VERIFY, as Python sees them."""
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._captured: dict[Reason, None] = {}
+        self._logged: set[str] = set()
+
+    def decline(self, model: Model, reason: Reason) -> None:
+        """Counts a verify call that stock runs, on the device: a graph that captures it counts its replays."""
+        if model is Model.TARGET and self.kernel.capturing():
+            self._captured[reason] = None
+        status = self.kernel.count(self.records.decline(model, reason))
+        if status != Status.OK:
+            self._failed(f"kdtree_count: {self.kernel.library.status_text(status)}")
+
+    def examine(self, reason: Callable[..., Reason | None], *arguments: Any) -> Reason | None:
+        """`reason(*arguments)`, or UNKNOWN where it raises: what cannot be examined is stock's."""
+        try:
+            return reason(*arguments)
+        except Exception as error:
+            self._log_once(f"a verify call could not be examined, stock runs it: {error!r}")
+            return Reason.UNKNOWN
+
+    def attend(
+        self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], model: Model, layer: int
+    ) -> Any:
+        """Answers one call of extend_attention_fwd made inside a verify call.
+
+        Raises:
+            LibraryError: With `on`, the library refused the call or failed to launch it. Nothing was written.
+        """
+        call, place = None, self.records.layer(model, layer)
+        reason = Reason.LAYERS if place is None else None
+        try:
+            call = Call(*args, **kwargs)
+        except TypeError:
+            reason = Reason.UNKNOWN
+        if reason is None:
+            reason = self.examine(eligibility.call_reason, call, self.kernel.limits)
+        if reason is not None or call is None or place is None:
+            self.decline(model, reason or Reason.UNKNOWN)
+            return stock(*args, **kwargs)
+        if self.mode is Mode.ON:
+            return self._serve(call, place)
+        result = stock(*args, **kwargs)
+        self._validate(call, model, place)
+        return result
+
+    def verdict(self) -> Verdict:
+        """The rank's state now. The target model's calls decide it; a draft model's are only counted."""
+        if self.failure is not None:
+            return Verdict(State.FAILED, self.failure)
+        if self._captured:
+            return Verdict(State.NOT_SERVING, f"a captured graph runs stock: {', '.join(self._captured)}")
+        if any(figures.kernel_calls for figures in self.records.layers() if figures.model is Model.TARGET):
+            return Verdict(State.SERVING)
+        if declined := self.records.declined(Model.TARGET):
+            return Verdict(State.NOT_SERVING, f"every verify call was declined: {', '.join(declined)}")
+        if self.idle_reason is not None:
+            return Verdict(State.NOT_SERVING, self.idle_reason)
+        return Verdict(State.ARMED)
+
+    def _serve(self, call: Call, place: Place) -> None:
+        status = self.kernel.verify(call, call.o_extend, place)
+        if status != Status.OK:
+            text = f"kdtree_verify: {self.kernel.library.status_text(status)}"
+            self._failed(text)
+            raise LibraryError("the kernel did not run", text, "set KDTREE_VERIFY=off and report this line")
+
+    def _validate(self, call: Call, model: Model, place: Place) -> None:
+        # Ours must not change what stock answers, so nothing leaves this method but a note.
+        try:
+            # Freed on return: the allocator hands the same block to the next layer, in a graph's own pool too.
+            ours = torch.empty_like(call.o_extend, memory_format=torch.contiguous_format)
+            status = self.kernel.verify(call, ours, place)
+            if status != Status.OK:
+                self.decline(model, Reason.LAUNCH_FAILED)
+                self._failed(f"kdtree_verify: {self.kernel.library.status_text(status)}")
+                return
+            status = self.kernel.compare(call, ours, place)
+            if status != Status.OK:
+                self._failed(f"kdtree_compare: {self.kernel.library.status_text(status)}")
+        except Exception as error:
+            self._failed(f"validating a call: {error!r}")
+
+    def _failed(self, text: str) -> None:
+        if self.failure is None:
+            self.failure = text
+            self.on_failure()
+        self._log_once(f"{text}; stock's answer is returned" if self.mode is Mode.VALIDATE else text)
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            logger.error("kdtree: %s", text)

@@ -1,0 +1,144 @@
+"""What the device counts: one record a layer, one counter a reason for declining; and how the host sees it.
+
+On a GPU the device updates plain device memory and stores each new value into host memory that is mapped into it,
+so the host reads by looking: no CUDA call, no synchronization, and graph replay counts as eager calls do. The host
+library updates the memory that is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from .abi import LayerRecord
+from .eligibility import Reason
+
+LAYER_SLOTS = 512
+"""Layers of target and draft models together; allocated before any capture, since a capture cannot allocate."""
+
+_RECORD_BYTES = ctypes.sizeof(LayerRecord)
+_REASONS = tuple(Reason)
+
+
+class Model(StrEnum):
+    """Whose layer a call belongs to."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+_MODELS = tuple(Model)
+_COUNTERS = len(_REASONS) * len(_MODELS)
+_COUNTERS_OFFSET = LAYER_SLOTS * _RECORD_BYTES
+_BYTES = _COUNTERS_OFFSET + _COUNTERS * 8
+
+
+@dataclass(frozen=True)
+class Place:
+    """Addresses for the device of one record or counter and of its mirror (None: the host reads the record)."""
+
+    record: int
+    mirror: int | None
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """A layer's record as read at one moment; fields may be one call apart."""
+
+    model: Model
+    layer: int
+    kernel_calls: int
+    kernel_rows: int
+    compare_calls: int
+    compare_rows: int
+    out_of_range: int
+    nonfinite: int
+    exceeded_calls: int
+    max_abs: float
+    rel_l2: float
+    worst_rel_l2: float
+    last_rel_l2: float
+    last_max_abs: float
+
+
+class Records:
+    """The records of one process on one device.
+
+    Args:
+        device: Where the kernel runs; `cpu` for the host library.
+    """
+
+    def __init__(self, device: torch.device):
+        if device.type == "cuda":
+            from . import gpu
+
+            self._memory = torch.zeros(_BYTES, dtype=torch.uint8, device=device)
+            host, self._mirror = gpu.mapped_host_memory(device.index, _BYTES)
+        else:
+            self._memory = torch.zeros(_BYTES, dtype=torch.uint8)
+            host, self._mirror = self._memory.data_ptr(), None
+        self._base = self._memory.data_ptr()
+        self._bytes = (ctypes.c_char * _BYTES).from_address(host)
+        self._records = (LayerRecord * LAYER_SLOTS).from_address(host)
+        self._counters = (ctypes.c_uint64 * _COUNTERS).from_address(host + _COUNTERS_OFFSET)
+        self._layers: dict[tuple[Model, int], Place] = {}
+        self._declines = {
+            (model, reason): self._place(_COUNTERS_OFFSET + 8 * i)
+            for i, (model, reason) in enumerate((m, r) for m in _MODELS for r in _REASONS)
+        }
+
+    def layer(self, model: Model, layer: int) -> Place | None:
+        """The layer's record, given out at its first call; None when all are given out."""
+        place = self._layers.get((model, layer))
+        if place is None and len(self._layers) < LAYER_SLOTS:
+            place = self._place(len(self._layers) * _RECORD_BYTES)
+            self._layers[model, layer] = place
+        return place
+
+    def decline(self, model: Model, reason: Reason) -> Place:
+        """The counter of calls that `model` declined for `reason`."""
+        return self._declines[model, reason]
+
+    def image(self) -> bytes:
+        """All that the host sees, to tell cheaply whether anything has changed."""
+        return self._bytes.raw
+
+    def declined(self, model: Model) -> dict[Reason, int]:
+        """Declined calls by reason, those that occurred."""
+        first = _MODELS.index(model) * len(_REASONS)
+        counts = self._counters[first : first + len(_REASONS)]
+        return {reason: count for reason, count in zip(_REASONS, counts, strict=True) if count}
+
+    def layers(self) -> list[LayerFigures]:
+        """Every layer that has a record, target first, in layer order."""
+        keys = sorted(self._layers.copy().items(), key=lambda item: (_MODELS.index(item[0][0]), item[0][1]))
+        return [
+            self._figures(model, layer, self._records[(place.record - self._base) // _RECORD_BYTES])
+            for (model, layer), place in keys
+        ]
+
+    def _place(self, offset: int) -> Place:
+        return Place(self._base + offset, None if self._mirror is None else self._mirror + offset)
+
+    @staticmethod
+    def _figures(model: Model, layer: int, record: LayerRecord) -> LayerFigures:
+        stock = record.sum_sq_stock
+        return LayerFigures(
+            model=model,
+            layer=layer,
+            kernel_calls=record.kernel_calls,
+            kernel_rows=record.kernel_rows,
+            compare_calls=record.compare_calls,
+            compare_rows=record.compare_rows,
+            out_of_range=record.out_of_range,
+            nonfinite=record.nonfinite,
+            exceeded_calls=record.exceeded_calls,
+            max_abs=record.max_abs,
+            rel_l2=(record.sum_sq_diff / stock) ** 0.5 if stock else 0.0,
+            worst_rel_l2=record.worst_rel_l2,
+            last_rel_l2=record.last_rel_l2,
+            last_max_abs=record.last_max_abs,
+        )
