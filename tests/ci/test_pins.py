@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import pins
 import pins_check
 import pins_lock
-import pytest
 
 PINS = pins.load()
 DIGEST = "0" * 64
