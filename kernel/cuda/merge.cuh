@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/record.h"
-#include "ptx.cuh"
+#include "scores.cuh"
 #include "workspace.cuh"
 
 namespace kdtree {
@@ -17,8 +17,8 @@ constexpr int kMergeColumns = KDTREE_V_DIM / 4;
 constexpr int kMergeGroups = kMergeThreads / kMergeColumns;
 static_assert(kMaxCtas <= kMergeThreads, "one thread scans one report");
 
-/* 1/x; 0 for the 0 of a row that saw no key. */
-__device__ __forceinline__ float reciprocal(float x) { return x == 0.f ? 0.f : 1.f / x; }
+/* 1/x; 0 for the denominator of a row that saw no key (kNothingSeen). */
+__device__ __forceinline__ float reciprocal(float x) { return x == 0.f && signbit(x) ? 0.f : reciprocal_fast(x); }
 
 /* Where row `row` of a request's (token, head) rows lies in `out`. */
 __device__ __forceinline__ uint16_t* result_row(const kdtree_verify_args& args, int64_t first_token, int row) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void weigh_parts(MergeShared& shared, const Workspace
   for (int i = threadIdx.x; i < parts; i += kMergeThreads) shared.weight[i] = part_of(workspace, item.cta, i).max[item.row];
   __syncthreads();
   if (threadIdx.x < 32) {
-    float highest = -INFINITY, sum = 0.f;
+    float highest = -INFINITY, sum = kNothingSeen;
     for (int i = lane; i < parts; i += 32) highest = fmaxf(highest, shared.weight[i]);
     for (int distance = 16; distance > 0; distance /= 2)
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, distance));

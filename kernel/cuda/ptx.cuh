@@ -70,6 +70,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /* Two floats rounded to nearest even bf16, `low` in the low half. */
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t r;

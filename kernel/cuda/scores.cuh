@@ -59,13 +59,17 @@ __device__ __forceinline__ float4* message(unsigned char* inboxes, int octet, in
   return reinterpret_cast<float4*>(inboxes + octet * kInboxBytes + i * kMessageBytes + half * (kMessageBytes / 2));
 }
 
+/* A denominator starts as -0, which adding -0 leaves as it is, and weights of +0 do not: a row that saw only scores of
+ * -infinity (0 / 0, NaN) is so told from one that saw no key (zeros), see reciprocal. */
+constexpr float kNothingSeen = -0.f;
+
 /* Before a segment's first step; a barrier must follow. */
 __device__ __forceinline__ void clear_softmax(unsigned char* shared) {
   const auto [lane, warp] = this_thread();
   const uint32_t row = warp * 32 + lane;
   if (row >= kRows) return;
   reinterpret_cast<float*>(shared + Shared::kMax)[row] = -INFINITY;
-  reinterpret_cast<float*>(shared + Shared::kSum)[row] = 0.f;
+  reinterpret_cast<float*>(shared + Shared::kSum)[row] = kNothingSeen;
 }
 
 /* Partial scores against a stage's 32 keys. Sends what other warps own and returns what this one does. */
@@ -136,10 +140,10 @@ __device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale
   highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
   const float shift = highest == -INFINITY ? 0.f : highest;  // nothing seen yet: weights of 0, not of NaN
   const float alpha = exp2_fast(before - shift);
-  float sum = 0.f;
+  float sum = kNothingSeen;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    s[i] = exp2_fast(s[i] - shift);
+    s[i] = visible >> i & 1 ? exp2_fast(s[i] - shift) : kNothingSeen;
     sum += s[i];
   }
   sum += __shfl_xor_sync(~0u, sum, 1);

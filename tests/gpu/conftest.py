@@ -1,0 +1,29 @@
+"""The CUDA library that the source tree built, on the first GPU; cases and reference of tests/kernel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "patch" / "src"), str(ROOT / "tests" / "kernel")]
+
+
+@pytest.fixture(scope="session")
+def library():
+    from kdtree_verify import library
+    from kdtree_verify.config import Device
+
+    return library.load(Path(os.environ["KDTREE_LIBRARY_DIR"]), Device.CUDA)
+
+
+@pytest.fixture
+def harness(library):
+    import torch
+
+    from harness import Harness
+
+    return Harness(library, torch.device("cuda", 0))
