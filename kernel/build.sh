@@ -1,5 +1,6 @@
 #!/bin/sh
 # Compiles the kernel libraries: build.sh host|cuda OUTDIR [ARCHS]     (ARCHS: "120a", "120a 90a"; cuda only)
+# Tells a library's source hash, which it also says of itself: build.sh hash host|cuda
 # Needs g++ (CXX) or nvcc (NVCC) and coreutils, nothing else: make and the Dockerfile both call it.
 # The same sources and compiler give the same bytes in any folder: every path on a command line is relative
 # to this folder, no build id is written, symbols are stripped.
@@ -11,13 +12,15 @@ usage='usage: kernel/build.sh host|cuda OUTDIR [ARCHS]'
 { [ $# -ge 2 ] && [ $# -le 3 ]; } || fail "wrong number of arguments" "$#" "$usage"
 target=$1
 archs=${3:-120a}
-mkdir -p "$2"
-out=$(cd "$2" && pwd)
+if [ "$target" != hash ]; then
+  mkdir -p "$2"
+  out=$(cd "$2" && pwd)
+fi
 cd "$(dirname "$0")"
 
-# sha256 over the names and contents of what a library is made of.
+# sha256 over the names and contents of what the library host or cuda is made of.
 source_hash() {
-  find "$@" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.map' \) -print0 |
+  find include common "$1" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.map' \) -print0 |
     LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
 }
 
@@ -26,7 +29,7 @@ build_host() {
   command -v "$cxx" >/dev/null || fail "no C++ compiler" "$cxx is not on PATH" "install g++, or set CXX" 69
   "$cxx" -std=c++17 -O3 -ffp-contract=off -fPIC -shared -pthread -fvisibility=hidden \
     -Wall -Wextra -Werror -Iinclude -I. \
-    -DKDTREE_SOURCE_HASH="\"$(source_hash include common host)\"" \
+    -DKDTREE_SOURCE_HASH="\"$(source_hash host)\"" \
     -DKDTREE_COMPILER="\"g++ $("$cxx" -dumpfullversion)\"" \
     -Wl,--build-id=none,-s,-z,defs,--version-script=common/exports.map \
     common/*.cpp host/*.cpp -o "$out/libkdtree_verify_host.so"
@@ -43,7 +46,7 @@ build_cuda() {
   # shellcheck disable=SC2086  # gencode is a list of words
   "$nvcc" -std=c++17 -O3 $gencode -cudart static -nodlink -shared -Iinclude -I. \
     -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra \
-    -DKDTREE_SOURCE_HASH="\"$(source_hash include common cuda)\"" \
+    -DKDTREE_SOURCE_HASH="\"$(source_hash cuda)\"" \
     -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')\"" \
     -DKDTREE_ARCHS="\"$names\"" \
     -Xlinker -s,--build-id=none,-z,defs,--version-script=common/exports.map \
@@ -53,5 +56,6 @@ build_cuda() {
 case $target in
   host) build_host ;;
   cuda) build_cuda ;;
+  hash) source_hash "$2" ;;
   *) fail "unknown library" "$target" "$usage" ;;
 esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the stand-in bases with the engine at hand, where their content's stamp is not there already.
 
-  ci/standin              build what is missing; print the build contexts that put them in place of the pinned bases,
+  ci/standin.py           build what is missing; print the build contexts that put them in place of the pinned bases,
                           one NAME=VALUE a line (`docker-buildx build --build-context NAME=VALUE`)
 
 Run it inside `ci/engine run`. What the two images are made of: docker/standin/Dockerfile. Debian comes from this
@@ -26,7 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "standin"
 RECIPE = ROOT / "docker" / "standin" / "Dockerfile"
 RELEASE = "bookworm"
-BASE_PACKAGES = ("ca-certificates", "g++", "python3-venv", "tini")
+DEBIAN = (
+    "--quiet", "--mode=root", "--variant=minbase", "--format=tar", "--include=ca-certificates,g++,python3-venv,tini",
+    # Documentation and translations are most of what a minimal Debian weighs.
+    *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "zoneinfo")),
+    # What tells of the machine it was made on.
+    '--customize-hook=rm -f "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname',
+)
 CUDA_SETS = ("cuda-toolchain",)
 SGLANG_SETS = ("server-cpu", "runtime-added")
 # SGLang requires it, and its image has it; here the Dockerfile's step for a base that lacks it gets something to do.
@@ -35,6 +41,9 @@ LEFT_OUT = {"nvidia-ml-py"}
 
 class StandinError(RuntimeError):
     """A stand-in cannot be built; the text is one line."""
+
+
+FAILURES = (DebsError, pins.PinsError, StandinError)
 
 
 def say(text: str) -> None:
@@ -69,29 +78,24 @@ def checked(command: list[str | Path], **options: object) -> None:
 
 def debian() -> str:
     """The Debian base image: minimal, without the mirror's address; returns its name."""
-    image = f"kdtree-standin/debian:{stamp(repr((RELEASE, BASE_PACKAGES)).encode(), Path(__file__))}"
+    image = f"kdtree-standin/debian:{stamp(repr(DEBIAN).encode())}"
     if exists(image):
         return image
     if os.geteuid() != 0:
-        raise StandinError("mmdebstrap needs root here. Fix: run as root on Debian")
-    say(f"Debian {RELEASE} with {', '.join(BASE_PACKAGES)}")
+        raise StandinError("mmdebstrap needs root. Fix: run as root on Debian")
+    say(f"Debian {RELEASE}: {image}")
+    started = time.monotonic()
     tools = Debs(BUILD / "mmdebstrap").unpack({"mmdebstrap": RELEASE}) / "usr" / "bin"
     tarball = BUILD / "debian.tar"
     uri, keyring = archive()
-    # Documentation and translations are most of what a minimal Debian weighs; the last hook removes what tells
-    # of this machine.
-    exclude = [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "zoneinfo")]
-    private = " ".join(f'"$1"/etc/{name}' for name in ("apt/sources.list", "resolv.conf", "hostname"))
     checked(
-        ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--format=tar",
-         *([f"--keyring={keyring}"] if keyring else []),
-         f"--include={','.join(BASE_PACKAGES)}", *exclude, f"--customize-hook=rm -f {private}",
-         RELEASE, tarball, uri],
-        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin"},
-        cwd="/",
+        ["mmdebstrap", *DEBIAN, *([f"--keyring={keyring}"] if keyring else []), RELEASE, tarball, uri],
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin"}, cwd="/",
     )
     checked(["docker", "import", tarball, image])
     tarball.unlink()
+    say(f"Debian {RELEASE}: {time.monotonic() - started:.0f} s")
+    forget_others(image)
     return image
 
 
@@ -100,13 +104,17 @@ def locked(sets: tuple[str, ...]) -> list[pins.Wheel]:
     return [wheel for wheel in pins.merged(pins.load(), sets) if wheel.normalized not in LEFT_OUT]
 
 
-def parts(name: str, sets: tuple[str, ...], *others: Path) -> Path:
-    """A folder to hand to a build: the sets' wheels, their requirements by hash, and other files."""
+def parts(name: str, sets: tuple[str, ...], *others: Path, everything: bool = False) -> Path:
+    """A folder to hand to a build: the sets' wheels, their requirements by hash, and other files.
+
+    Of the sets, what a stand-in gets, or `everything`.
+    """
     checked([ROOT / "ci" / "wheelhouse", *sets])
     folder = BUILD / "parts" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    wanted = {(wheel.normalized, wheel.version): wheel for wheel in locked(sets)}
+    chosen = pins.merged(pins.load(), sets) if everything else locked(sets)
+    wanted = {(wheel.normalized, wheel.version): wheel for wheel in chosen}
     (folder / "requirements.txt").write_text("".join(f"{wheel.pip_line}\n" for wheel in wanted.values()))
     for path in (ROOT / "build" / "wheelhouse").glob("*.whl"):
         project, version = path.name.split("-")[:2]
@@ -126,6 +134,16 @@ def build(target: str, image: str, contexts: dict[str, str | Path], arguments: d
     checked(["docker-buildx", "build", "--progress=plain", "--network=none", "--provenance=false", "--load",
              f"--file={RECIPE}", f"--target={target}", f"--tag={image}", *named, *given, RECIPE.parent])
     say(f"{target}: {time.monotonic() - started:.0f} s")
+    forget_others(image)
+
+
+def forget_others(image: str) -> None:
+    """Removes the earlier stand-ins of the same kind; one that something still uses stays."""
+    repository = image.partition(":")[0]
+    listed = subprocess.run(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository],
+                            capture_output=True, text=True, check=True).stdout
+    for other in set(listed.split()) - {image}:
+        subprocess.run(["docker", "image", "rm", other], capture_output=True, check=False)
 
 
 def cuda() -> str:
@@ -158,18 +176,23 @@ def sglang() -> str:
     return image
 
 
+def contexts() -> dict[str, str]:
+    """The build contexts, by name, that put the stand-ins in place of the pinned bases; builds what is missing."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    made = {"images.cuda-devel": cuda(), "images.sglang": sglang()}
+    return {pins.get(pins.load(), key): f"docker-image://{image}" for key, image in made.items()}
+
+
 def main() -> int:
     if len(sys.argv) > 1:
         print(__doc__, file=sys.stderr)
         return 64
-    BUILD.mkdir(parents=True, exist_ok=True)
     try:
-        contexts = {"images.cuda-devel": cuda(), "images.sglang": sglang()}
-    except (DebsError, pins.PinsError, StandinError) as error:
+        for name, image in contexts().items():
+            print(f"{name}={image}")
+    except FAILURES as error:
         print(f"kdtree: the stand-in bases cannot be built: {error}", file=sys.stderr)
         return 69
-    for key, image in contexts.items():
-        print(f"{pins.get(pins.load(), key)}=docker-image://{image}")
     return 0
 
 
