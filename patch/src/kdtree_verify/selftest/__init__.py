@@ -7,6 +7,9 @@ kdtree_compare, `report` is what comes out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ..abi import MAX_DRAFT_TOKENS, MAX_HEADS
@@ -38,15 +41,28 @@ def run(library: Library, device: torch.device, num_heads: int, max_draft_tokens
     _check_limit("heads", num_heads, MAX_HEADS)
     _check_limit("draft tokens", max_draft_tokens, MAX_DRAFT_TOKENS)
     try:
-        if device.type != "cuda":
+        with _alone(device):
             return Runner(library, device, num_heads, max_draft_tokens).run()
-        with torch.cuda.device(device):
-            report = Runner(library, device, num_heads, max_draft_tokens).run()
-            torch.cuda.empty_cache()
-            return report
     except RuntimeError as error:  # what torch raises for the device's errors
         first_line = str(error).strip().partition("\n")[0]
         raise SelftestFailed(f"the self-test broke off on {device}", first_line, FIX) from error
+
+
+@contextmanager
+def _alone(device: torch.device) -> Iterator[None]:
+    """Makes `device` current, and leaves memory and threads as they were."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+            torch.cuda.empty_cache()
+        return
+    # Small tensors: on a busy machine torch's threads wait for each other for seconds.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _check_limit(name: str, value: int, limit: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 
@@ -103,9 +104,9 @@ class Counters:
 
     def verdicts(self) -> list[CaseResult]:
         """After the device has finished: one case for the record, and one of compare for each mode."""
-        expected = {"kernel_calls": self._calls, "kernel_rows": self._rows, "out_of_range": 0}
+        launched = {"kernel_calls": self._calls, "kernel_rows": self._rows, "out_of_range": 0}
         last_mode: Mode = "graph" if "graph" in self._problems else "eager"
-        cases = [_case("record", last_mode, _difference(self.record, self.mirror, expected))]
+        cases = [_case("record", last_mode, _difference(self.record, self.mirror, launched))]
         expected = self._expected_comparison()
         for mode, refused in self._problems.items():
             problem = f"the launch was refused: {refused}" if refused else None
@@ -138,7 +139,7 @@ class Counters:
         }
 
 
-def _difference(record: torch.Tensor, mirror: torch.Tensor, expected: dict[str, float]) -> str | None:
+def _difference(record: torch.Tensor, mirror: torch.Tensor, expected: Mapping[str, float]) -> str | None:
     """What of `expected` the record or its mirror does not hold."""
     for place, words in (("record", record), ("mirror", mirror)):
         fields = abi.LayerRecord.from_buffer_copy(words.cpu().numpy().tobytes())

@@ -6,7 +6,7 @@ between strides are NaN, unused indices are far out of range. What it must not w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -127,7 +127,9 @@ class Metadata:
 
     def blank(self) -> Metadata:
         """Such buffers, zeroed: what a capture sees before a replay fills in the lengths."""
-        return Metadata(*(None if each is None else torch.zeros_like(each) for each in vars(self).values()))
+        return replace(
+            self, **{name: torch.zeros_like(tensor) for name, tensor in vars(self).items() if tensor is not None}
+        )
 
 
 @dataclass(frozen=True)

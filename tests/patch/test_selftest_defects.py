@@ -1,0 +1,103 @@
+"""The self-test must fail a library that is wrong: each defect of defective_library.c, and what catches it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from kdtree_verify import library, selftest
+from kdtree_verify.config import Device, from_environment
+from kdtree_verify.selftest.shapes import SHAPES
+
+ROOT = Path(__file__).parents[2]
+HEADS, DRAFT_TOKENS = 18, 13
+
+ALL = {shape.name for shape in SHAPES}
+MASKED = ALL - {"causal"}
+WITH_PREFIX = ALL - {"prefix-0"}
+
+# Defect -> the cases that fail, and no others.
+CAUGHT_BY = {
+    "head-stride": ALL,
+    "heads-swapped": ALL,
+    "heads-modulo-16": ALL,
+    "last-head-unwritten": ALL,
+    "rope-ignored": ALL,
+    "values-from-keys": ALL,
+    "last-column-zero": ALL,
+    "scale-2-percent": ALL,
+    "two-percent-off": ALL,
+    "launch-refused": ALL,
+    "tail-row-written": ALL,
+    "gap-written": ALL,
+    "mask-ignored": MASKED,
+    "mask-all-visible": MASKED,
+    "mask-without-prefix": MASKED & WITH_PREFIX,
+    "mask-row-stride": MASKED & WITH_PREFIX,
+    "blind-row-average": {"prefix-0", "ragged-prefix"},
+    "last-key-lost": WITH_PREFIX,
+    "one-key-too-many": WITH_PREFIX,
+    "later-splits-lost": {"long-prefix"},
+    "prefix-shared": {
+        "tile-edges", "block-edge", "ragged-prefix", "ragged-tokens", "scattered-slots", "strided", "padded"
+    },
+    "slots-contiguous": {"scattered-slots", "strided"},
+    "rows-uniform": {"ragged-tokens", "strided", "record"},
+    "draft-scaled": {"scaled"},
+    "prefix-unscaled": {"scaled"},
+    "record-out-of-range": ALL | {"record"},
+    "record-uncounted": {"record"},
+    "mirror-stale": {"record"},
+    "padding-compared": {"compare"},
+    "compare-blind": {"compare"},
+    "count-unmirrored": {"compare"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def defective(tmp_path_factory) -> library.Library:
+    directory = tmp_path_factory.mktemp("defective")
+    subprocess.run(
+        [
+            *("gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"),
+            f"-I{ROOT / 'kernel' / 'include'}",
+            ROOT / "tests" / "patch" / "defective_library.c",
+            *("-o", directory / "libkdtree_verify_host.so", "-ldl"),
+        ],
+        check=True,
+    )
+    with pytest.MonkeyPatch.context() as environment:
+        real = from_environment().library_dir / library.FILE_NAMES[Device.CPU]
+        environment.setenv("KDTREE_DEFECT_OF", str(real.resolve()))
+        yield library.load(directory, Device.CPU)
+
+
+def _failed(defective: library.Library) -> set[str]:
+    report = selftest.run(defective, torch.device("cpu"), HEADS, DRAFT_TOKENS)
+    return {case.shape for case in report.failures}
+
+
+def test_without_a_defect_it_passes(defective):
+    assert _failed(defective) == set()
+
+
+@pytest.mark.parametrize("defect", CAUGHT_BY)
+def test_a_defect_is_caught(defective, defect, monkeypatch):
+    monkeypatch.setenv("KDTREE_DEFECT", defect)
+    assert _failed(defective) == CAUGHT_BY[defect]
+
+
+def test_columns_that_changed_places_are_caught(defective, monkeypatch):
+    # By those rows whose recorded column is one of the two, or whose signs differ there.
+    monkeypatch.setenv("KDTREE_DEFECT", "columns-swapped")
+    assert len(_failed(defective)) >= len(ALL) // 2
+
+
+def test_the_line_says_where(defective, monkeypatch):
+    monkeypatch.setenv("KDTREE_DEFECT", "draft-scaled")
+    report = selftest.run(defective, torch.device("cpu"), HEADS, DRAFT_TOKENS)
+    assert str(report.failures[0]).startswith("shape scaled, variant 1 (float64), eager: request 0, token ")
+    assert "expected" in str(report.failures[0])
