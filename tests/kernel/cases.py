@@ -28,6 +28,7 @@ class Case:
             "chain": no mask is passed.
         strided: Heads, tokens, draft rows and slots lie further apart than their rows are long.
         gap: Rows before the first request's and after the last's, named by no request.
+        mask_bytes: What visible draft keys are marked with.
         scale: sm_scale times the standard deviation of q . k.
     """
 
@@ -42,6 +43,7 @@ class Case:
     indices_dtype: torch.dtype = torch.int64
     mask_dtype: torch.dtype = torch.uint8
     mask: MaskKind = "tree"
+    mask_bytes: tuple[int, ...] = (1, 7, 128, 255)
     k_scale: float = 1.0
     v_scale: float = 1.0
     strided: bool = False
@@ -158,10 +160,10 @@ def _mask(case: Case, generator: torch.Generator) -> tuple[torch.Tensor | None, 
         else:
             visible = torch.rand(rows, rows, generator=generator) < 0.3
             visible[2::5] = False
-        # The prefix columns mean nothing; any nonzero byte is true.
+        # The prefix columns mean nothing.
         prefix_part = torch.randint(0, 2, (rows, prefix), generator=generator, dtype=torch.uint8)
-        truths = torch.tensor([1, 7, 128, 255], dtype=torch.uint8)
-        draft_part = truths[torch.randint(0, 4, (rows, rows), generator=generator)] * visible
+        marks = torch.tensor(case.mask_bytes, dtype=torch.uint8)
+        draft_part = marks[torch.randint(len(marks), (rows, rows), generator=generator)] * visible
         blocks.append(torch.cat([prefix_part, draft_part], 1).flatten())
     tail = torch.full((11,), 255, dtype=torch.uint8)
     return torch.cat([*blocks, tail]).view(case.mask_dtype), _indptr(tuple(map(len, blocks)), 0, torch.int64)
