@@ -1,22 +1,17 @@
 #!/bin/sh
-# Compiles the kernel libraries: build.sh host|cuda OUTDIR [ARCHS]     (ARCHS: "120a", "120a 90a"; cuda only)
-# Tells a library's source hash, which it also says of itself: build.sh hash host|cuda
+# Compiles a kernel library:                             build.sh host|cuda OUTDIR [ARCHS]
+#   ARCHS, of cuda only: "120a" (the default), "120a 90a".
+# Prints the source hash that a library says of itself:  build.sh hash host|cuda
 # Needs g++ (CXX) or nvcc (NVCC) and coreutils, nothing else: make and the Dockerfile both call it.
 # The same sources and compiler give the same bytes in any folder: every path on a command line is relative
 # to this folder, no build id is written, symbols are stripped.
 set -eu
 
 fail() { echo "kdtree: $1: $2. Fix: $3" >&2; exit "${4:-64}"; }
+need() { command -v "$1" >/dev/null || fail "no $2 compiler" "$1 is not on PATH" "install $3" 69; }
 
-usage='usage: kernel/build.sh host|cuda OUTDIR [ARCHS]'
+usage='usage: kernel/build.sh host|cuda OUTDIR [ARCHS], or hash host|cuda'
 { [ $# -ge 2 ] && [ $# -le 3 ]; } || fail "wrong number of arguments" "$#" "$usage"
-target=$1
-archs=${3:-120a}
-if [ "$target" != hash ]; then
-  mkdir -p "$2"
-  out=$(cd "$2" && pwd)
-fi
-cd "$(dirname "$0")"
 
 # sha256 over the names and contents of what the library host or cuda is made of.
 source_hash() {
@@ -25,8 +20,6 @@ source_hash() {
 }
 
 build_host() {
-  cxx=${CXX:-g++}
-  command -v "$cxx" >/dev/null || fail "no C++ compiler" "$cxx is not on PATH" "install g++, or set CXX" 69
   "$cxx" -std=c++17 -O3 -ffp-contract=off -fPIC -shared -pthread -fvisibility=hidden \
     -Wall -Wextra -Werror -Iinclude -I. \
     -DKDTREE_SOURCE_HASH="\"$(source_hash host)\"" \
@@ -36,10 +29,8 @@ build_host() {
 }
 
 build_cuda() {
-  nvcc=${NVCC:-nvcc}
-  command -v "$nvcc" >/dev/null || fail "no CUDA compiler" "$nvcc is not on PATH" "install CUDA 13.0, or set NVCC" 69
-  gencode= names=
-  for arch in $archs; do
+  gencode='' names=''
+  for arch in ${1:-120a}; do
     gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"
     names="${names:+$names,}sm_$arch"
   done
@@ -53,9 +44,22 @@ build_cuda() {
     common/*.cpp cuda/*.cu -o "$out/libkdtree_verify_cuda.so"
 }
 
-case $target in
+# Everything that can be refused is, before anything is written.
+cxx=${CXX:-g++} nvcc=${NVCC:-nvcc}
+library=$1
+[ "$1" != hash ] || library=$2
+case $library in host | cuda) ;; *) fail "unknown library" "$library" "$usage" ;; esac
+case $1 in
+  host) need "$cxx" C++ 'g++, or set CXX' ;;
+  cuda) need "$nvcc" CUDA 'CUDA 13.0, or set NVCC' ;;
+esac
+if [ "$1" != hash ]; then
+  mkdir -p "$2"
+  out=$(cd "$2" && pwd)
+fi
+cd "$(dirname "$0")"
+case $1 in
   host) build_host ;;
-  cuda) build_cuda ;;
+  cuda) build_cuda "${3-}" ;;
   hash) source_hash "$2" ;;
-  *) fail "unknown library" "$target" "$usage" ;;
 esac

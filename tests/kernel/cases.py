@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
 from kdtree_verify.abi import QK_DIM, V_DIM
 from kdtree_verify.call import Call
 

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import torch
+
 from kdtree_verify import abi
 from kdtree_verify.call import Call, compare_args, verify_args
 from kdtree_verify.library import Library

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 from kdtree_verify import abi
 from kdtree_verify.config import Device
 from kdtree_verify.library import Library, load

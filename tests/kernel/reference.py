@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
 from kdtree_verify.abi import V_DIM
 from kdtree_verify.call import Call
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
 from cases import Case
 
 F32, BF16, E4M3, E5M2 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
@@ -15,9 +16,7 @@ KERNEL_CASES = {
     "ragged": Case((40, 0, 131), (16, 9, 33), 2, gap=2, mask_bytes=BOOLS),
     "wide tree": Case((20,), (64,), 2, mask_bytes=BOOLS),
     "chain": Case((30, 7), (12, 12), 3, mask="chain"),
-    "f32": Case(
-        (64, 31), (16, 16), 3, q_dtype=F32, kv_dtype=F32, pool_dtype=F32, out_dtype=F32, mask_bytes=BOOLS
-    ),
+    "f32": Case((64, 31), (16, 16), 3, q_dtype=F32, kv_dtype=F32, pool_dtype=F32, out_dtype=F32, mask_bytes=BOOLS),
     "e4m3 pool": Case((64, 31), (16, 16), 2, pool_dtype=E4M3, k_scale=0.5, v_scale=0.5, mask_bytes=BOOLS),
     "e5m2 pool": Case((64, 31), (16, 16), 2, pool_dtype=E5M2, mask_bytes=BOOLS),
     "bool mask, int64 indptr": Case(
@@ -25,6 +24,7 @@ KERNEL_CASES = {
     ),
     "any nonzero mask byte": Case((33, 5), (8, 8), 4),
 }
+
 
 @dataclass(frozen=True)
 class BackendCase:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+
 from cases import Case, make_call, tree_mask, tree_parents
 from kdtree_cpu_shim import triton_interpreter
 from kdtree_verify.abi import QK_DIM, V_DIM

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from kdtree_verify import abi
 from kdtree_verify.library import Library, package_version
 
@@ -36,7 +37,7 @@ CONSTANTS = {
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the C compiler makes of the header: sizes, offsets, constants."""
-    lines = [f'printf("KDTREE_VERSION %s\\n", KDTREE_VERSION);']
+    lines = ['printf("KDTREE_VERSION %s\\n", KDTREE_VERSION);']
     for name in CONSTANTS:
         lines.append(f'printf("{name} %lld\\n", (long long){name});')
     for struct, mirror in STRUCTS.items():
@@ -47,9 +48,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("abi")
     source, program = folder / "abi.c", folder / "abi"
     body = "\n  ".join(lines)
-    source.write_text(
-        f'#include <stdio.h>\n#include "kdtree_verify.h"\nint main(void) {{\n  {body}\n  return 0;\n}}\n'
-    )
+    source.write_text(f'#include <stdio.h>\n#include "kdtree_verify.h"\nint main(void) {{\n  {body}\n  return 0;\n}}\n')
     command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{HEADER.parent}", source, "-o", program]
     subprocess.run(command, check=True)  # the header is C, too
     output = subprocess.run([program], capture_output=True, text=True, check=True).stdout

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from cases import Case, make_call
 from harness import Harness
 from kdtree_verify import abi

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-import reference
 import torch
+
+import reference
 from cases import Case, make_call
 from harness import Harness
 from kdtree_verify import abi
@@ -98,7 +99,8 @@ def test_rows_that_see_nothing_are_zeros(library: Library) -> None:
     call = make_call(Case((0, 0), (12, 5), 4, mask="any"))
     assert Harness(library).verify(call) == abi.Status.OK
     blind = torch.cat([~request.visible.any(1) for request in reference.requests(call)])
-    assert blind.any() and not blind.all()
+    assert blind.any()
+    assert not blind.all()
     assert (call.o_extend[blind] == 0).all()
     assert (call.o_extend[~blind] != 0).any(-1).all()
 
@@ -149,7 +151,7 @@ def test_random_shapes(library: Library, seed: int) -> None:
     batch = draw(1, 2, 3, 5)
     case = Case(
         prefixes=tuple(draw(0, 1, 15, 16, 17, 31, 33, 90, 257) for _ in range(batch)),
-        drafts=tuple(draw(0, 1, 4, 8, 15, 16, 17, 31, 64) for _ in range(batch - 1)) + (draw(1, 5, 16, 40),),
+        drafts=(*tuple(draw(0, 1, 4, 8, 15, 16, 17, 31, 64) for _ in range(batch - 1)), draw(1, 5, 16, 40)),
         heads=draw(1, 2, 3, 8, 12, 16, 20),
         q_dtype=draw(BF16, F32),
         kv_dtype=draw(BF16, F32),

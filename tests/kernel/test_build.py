@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from kdtree_verify import library
 from kdtree_verify.abi import FUNCTIONS
 from kdtree_verify.config import Device
@@ -17,8 +18,10 @@ NAME = "libkdtree_verify_host.so"
 
 
 def _build(script: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs build.sh from the folder above its own."""
     command = ["sh", str(script), *map(str, arguments)]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    folder = script.parents[1]
+    return subprocess.run(command, env={**os.environ, **environment}, cwd=folder, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -51,6 +54,8 @@ def test_source_hash_follows_the_library_s_own_sources(library_dir: Path, copied
     out = copied.parent / "out"
     assert _build(copied / "build.sh", "host", out).returncode == 0
     assert library.load(out, Device.CPU).description.source_hash == before
+    assert _build(copied / "build.sh", "hash", "host").stdout.strip() == before
+    assert _build(copied / "build.sh", "hash", "cuda").stdout.strip() != before
     with (copied / "host" / "library.cpp").open("a") as source:
         source.write("// changed\n")
     changed = copied.parent / "changed"  # a loaded library is not replaced
@@ -63,6 +68,7 @@ def test_source_hash_follows_the_library_s_own_sources(library_dir: Path, copied
     [
         ((), {}, 64, "wrong number of arguments"),
         (("metal", "out"), {}, 64, "unknown library: metal"),
+        (("hash", "metal"), {}, 64, "unknown library: metal"),
         (("host", "out"), {"CXX": "no-such-compiler"}, 69, "no C++ compiler: no-such-compiler"),
         (("cuda", "out"), {"NVCC": "no-such-nvcc"}, 69, "no CUDA compiler: no-such-nvcc"),
     ],
@@ -73,3 +79,4 @@ def test_refusals(copied: Path, arguments, environment, code: int, words: str) -
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"kdtree: {words}")
     assert " Fix: " in line
+    assert not (copied.parent / "out").exists()  # nothing half-started

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from cases import Case, make_call
 from harness import Harness, fields
 from kdtree_verify import abi
@@ -77,9 +78,7 @@ def test_rows_without_a_request_are_left_out(library: Library) -> None:
     _assert_record(harness, _expected(call, ours, list(range(3, 14))))
 
 
-@pytest.mark.parametrize(
-    ("length", "slot", "left_out"), [(1, 0, True), (1, 1, False), (2, 0, False), (0, 0, False)]
-)
+@pytest.mark.parametrize(("length", "slot", "left_out"), [(1, 0, True), (1, 1, False), (2, 0, False), (0, 0, False)])
 def test_padded_requests_are_left_out(library: Library, length: int, slot: int, left_out: bool) -> None:
     """Graph padding: a prefix of length 1, on slot 0. Neither alone is padding."""
     call, ours = _outputs(Case((4, length), (3, 3), 2))
@@ -214,9 +213,7 @@ def test_a_broken_kernel_shows(library: Library, name: str) -> None:
 
     call = make_call(Case((40, 30), (16, 16), 4))
     call.k_buffer.nan_to_num_(0.5)
-    call = call._replace(
-        q_extend=spread(call.q_extend), k_extend=spread(call.k_extend), k_buffer=spread(call.k_buffer)
-    )
+    call = call._replace(q_extend=spread(call.q_extend), k_extend=spread(call.k_extend), k_buffer=spread(call.k_buffer))
     ours = spread(torch.zeros_like(call.o_extend))
     harness = Harness(library)
     assert harness.verify(call) == abi.Status.OK  # in stock's place

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from cases import Case, make_call
 from harness import Harness
 from kdtree_verify import abi

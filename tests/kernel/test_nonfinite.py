@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import reference
 import torch
+
+import reference
 from cases import Case, make_call
 from harness import Harness
 from kdtree_verify import abi
@@ -40,9 +41,7 @@ PLACES = [(_prefix, 5), (_prefix, ROPE), (_draft_key, 5), (_draft_key, ROPE), (_
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize(("place", "column"), PLACES)
-def test_one_bad_number(
-    library: Library, place: Callable[[Call, int, float], None], column: int, value: float
-) -> None:
+def test_one_bad_number(library: Library, place: Callable[[Call, int, float], None], column: int, value: float) -> None:
     call = make_call(CASE)
     place(call, column, value)
     assert Harness(library).verify(call) == abi.Status.OK

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import reference
 import torch
+
+import reference
 from cases import Case, make_call
 from harness import Harness
 from kdtree_verify import abi

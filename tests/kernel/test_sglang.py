@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
 import torch
+
+import reference
 from harness import Harness
 from kdtree_verify import abi
 from kdtree_verify.call import Call
@@ -30,7 +31,7 @@ STOCK_ERROR = {
     torch.float8_e5m2: 1e-1,
 }
 VERSIONS = {"0.5.23": None, "0.5.21": ROOT / "build" / "sglang-0.5.21"}
-# Before 0.5.22 stock's result of a mask byte other than 0 and 1 is arbitrary; SGLang writes no such byte.
+# Before 0.5.23 stock's result of a mask byte other than 0 and 1 is arbitrary; SGLang writes no such byte.
 STOCK_TAKES_BYTES_AS_BITS = {("0.5.21", "kernel: any nonzero mask byte")}
 
 
@@ -99,7 +100,8 @@ def test_the_backend_s_calls_are_what_the_abi_takes(recorded: dict[str, dict[str
     padding = [1] * (batch - len(case.prefixes))
     assert call.kv_indptr.diff().tolist() == [*case.prefixes, *padding]  # the drafts are not among them
     assert call.max_len_extend == case.drafts
-    assert call.skip_prefix_custom_mask and call.is_causal
+    assert call.skip_prefix_custom_mask
+    assert call.is_causal
     needed = sum(case.drafts * (prefix + case.drafts) for prefix in (*case.prefixes, *padding))
     assert call.custom_mask.dtype in (torch.bool, torch.uint8)
     if case.graph_batch:
@@ -123,9 +125,7 @@ def test_padding_is_not_compared(library: Library, recorded: dict[str, dict[str,
 
 
 @pytest.mark.parametrize("name", ["kernel: plain", "backend: eager eagle", "backend: replay ngram"])
-def test_a_chain_in_place_of_the_tree_shows(
-    library: Library, recorded: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_a_chain_in_place_of_the_tree_shows(library: Library, recorded: dict[str, dict[str, Any]], name: str) -> None:
     call, stock = _call(recorded[name])
     harness = Harness(library)
     assert harness.verify(call, mask=None, mask_len=0) == abi.Status.OK
