@@ -57,15 +57,21 @@ class SelftestReport:
         """The case that came closest to its bound, or went furthest beyond it."""
         return max(self.cases, key=lambda case: case.error / case.bound)
 
+    def failure(self) -> SelftestFailed | None:
+        """One line that names the first failure; None where every case passed."""
+        if not self.failures:
+            return None
+        return SelftestFailed(
+            f"the kernel library failed its self-test on {self.device} ({self.device_name})",
+            f"{self.failures[0]}; {len(self.failures)} of {len(self.cases)} cases failed; "
+            f"{self.library}, sha256 {self.sha256[:12]}",
+            FIX,
+        )
+
     def raise_if_failed(self) -> None:
-        """Raises SelftestFailed, one line that names the first failure, unless every case passed."""
-        if self.failures:
-            raise SelftestFailed(
-                f"the kernel library failed its self-test on {self.device} ({self.device_name})",
-                f"{self.failures[0]}; {len(self.failures)} of {len(self.cases)} cases failed; "
-                f"{self.library}, sha256 {self.sha256[:12]}",
-                FIX,
-            )
+        """Raises `failure()`, if there is one."""
+        if failure := self.failure():
+            raise failure
 
     def summary(self) -> str:
         """One line for a person."""
@@ -74,9 +80,7 @@ class SelftestReport:
             f"{self.device} ({self.device_name}): {verdict} {len(self.cases)} cases, {self.num_heads} heads, "
             f"{self.max_draft_tokens} draft tokens, {sum(self.seconds.values()):.2f} s"
         )
-        if self.failures:
-            return f"{line}; {self.failures[0]}"
-        return f"{line}, worst error {self.worst.error / self.worst.bound:.0%} of its bound"
+        return line if self.failures else f"{line}, worst error {self.worst.error / self.worst.bound:.0%} of its bound"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: `passed` is added, for each case too; an error that is no number becomes None."""

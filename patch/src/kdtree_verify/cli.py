@@ -1,0 +1,247 @@
+"""The `kdtree` command. Only `selftest` imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import abi, health, library, status, versions
+from .config import Config, Device, from_environment
+from .errors import DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+_EXIT_CODES = """\
+exit codes:
+  0   as asked
+  1   health: not healthy; status: no server has reported
+  64  a bad argument or environment value
+  69  no such GPU, or one that the library has no machine code for
+  70  the kernel library is missing, foreign, or failed its self-test
+
+environment:
+  KDTREE_LIBRARY_DIR  where the kernel libraries lie (default /opt/kdtree/lib)
+  KDTREE_STATE_DIR    where server and ranks report (default /run/kdtree where that can be written)
+  KDTREE_DEVICE       cpu: the host library"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code; what it refuses is one line on stderr."""
+    try:
+        parsed = _parser().parse_args(arguments)
+        config = from_environment()
+        return int(parsed.command(parsed, config))
+    except KdtreeError as error:
+        print(error, file=sys.stderr)
+        return int(error.code)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("bad arguments", message, f"see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="kdtree",
+        description="Proves, shows and checks KDTree, the tree-verify kernel in SGLang.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = commands.add_parser(
+        "selftest",
+        help="prove the kernel library on this machine's GPUs, in seconds",
+        description="Computes about a dozen shapes with every compiled variant, eager and in a CUDA graph, and "
+        "compares them with recorded float64 results. Needs no model. An idle GPU is not needed, some memory is.",
+    )
+    command.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cuda:N, all (GPUs), or cpu, the host library (default all, or KDTREE_DEVICE)",
+    )
+    command.add_argument("--heads", type=int, default=16, metavar="H", help="query heads of one rank (default 16)")
+    command.add_argument(
+        "--draft-tokens", type=int, default=16, metavar="T", help="draft tokens of one request (default 16)"
+    )
+    command.add_argument("--json", action="store_true", help="every case as JSON on stdout")
+    command.set_defaults(command=_selftest)
+
+    command = commands.add_parser(
+        "status",
+        help="what the server and each of its ranks report",
+        description="Shows mode, state, counters and worst layers of each rank; dead and silent ranks are marked.",
+    )
+    command.add_argument("--json", action="store_true", help="the state files, and whether healthy, as JSON on stdout")
+    command.set_defaults(command=_status)
+
+    command = commands.add_parser(
+        "health",
+        help="exit 0 only when every rank reports the mode that was asked for",
+        description="For a container's health check. A rank that is 'armed, not serving' is not healthy: stock answers "
+        "rightly, but what was asked for does not happen.",
+    )
+    command.add_argument(
+        "--url",
+        metavar="URL",
+        help="an http URL that must answer 200, too; 'auto': /health where the server's own arguments say it listens",
+    )
+    command.add_argument(
+        "--timeout", type=_seconds, default=25.0, metavar="SECONDS", help="how long the URL may take (default 25)"
+    )
+    command.set_defaults(command=_health)
+
+    command = commands.add_parser(
+        "version", help="versions, and what the kernel libraries say of themselves", description="For bug reports."
+    )
+    command.add_argument("--json", action="store_true", help="as JSON on stdout")
+    command.set_defaults(command=_version)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds up to 3600")
+    return value
+
+
+def _selftest(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    device = arguments.device or ("cpu" if config.device is Device.CPU else "all")
+    devices = _devices(device)
+    kernels = library.load(config.library_dir, Device.CPU if device == "cpu" else Device.CUDA)
+    code = ExitCode.OK
+    documents = []
+    for each in devices:
+        document, line, error = _prove(kernels, each, arguments)
+        documents.append(document)
+        if not arguments.json and line:
+            print(line, flush=True)
+        if error:  # The other devices are still worth knowing.
+            print(error, file=sys.stderr, flush=True)
+            code = code or error.code
+    if arguments.json:
+        print(json.dumps({"passed": code == ExitCode.OK, "reports": documents}, indent=1))
+    return code
+
+
+def _prove(
+    kernels: library.Library, device: torch.device, arguments: argparse.Namespace
+) -> tuple[dict[str, Any], str | None, KdtreeError | None]:
+    """The self-test's report on one device as JSON and as a line, and what it failed with."""
+    from . import selftest
+
+    try:
+        _check_architecture(kernels, device)
+        report = selftest.run(kernels, device, arguments.heads, arguments.draft_tokens)
+    except UsageError:
+        raise
+    except KdtreeError as error:
+        return {"device": str(device), "passed": False, "error": str(error)}, None, error
+    return report.as_dict(), report.summary(), report.failure()
+
+
+def _devices(text: str) -> list[torch.device]:
+    import torch
+
+    if text == "cpu":
+        return [torch.device("cpu")]
+    if text != "all" and not (text.startswith("cuda:") and text[5:].isdigit()):
+        raise UsageError("--device is none", f"'{text}'", "give cuda:N, cpu or all")
+    count = torch.cuda.device_count()
+    if not count:
+        raise DeviceError(
+            "no CUDA device", "torch sees none", "check nvidia-smi and the container's GPUs, or give --device cpu"
+        )
+    if text == "all":
+        return [torch.device("cuda", index) for index in range(count)]
+    device = torch.device(text)
+    if device.index >= count:
+        raise DeviceError("no such CUDA device", f"{text} of {count}", f"give cuda:0 to cuda:{count - 1}, or all")
+    return [device]
+
+
+def _check_architecture(kernels: library.Library, device: torch.device) -> None:
+    if device.type != "cuda" or kernels.supports_device(device.index) == abi.Status.OK:
+        return
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    raise DeviceError(
+        f"the kernel library has no machine code for {device}",
+        f"compute capability {major}.{minor}, the library has {', '.join(kernels.description.archs)}",
+        f"build it with KDTREE_ARCHS={major}{minor}a, or use another GPU",
+    )
+
+
+def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    snapshot = status.read(config.state_dir)
+    if arguments.json:
+        try:
+            healthy, reason = True, health.check(snapshot)
+        except health.Unhealthy as error:
+            healthy, reason = False, error.found
+        print(json.dumps(snapshot.as_dict() | {"healthy": healthy, "health": reason}, indent=1))
+    elif snapshot.server or snapshot.ranks:
+        print(status.table(snapshot))
+    else:
+        raise health.Unhealthy(
+            "nothing to show",
+            snapshot.error or f"no server has reported in {snapshot.directory}",
+            "start it with python -m kdtree_verify.launch, with the same KDTREE_STATE_DIR",
+        )
+    return ExitCode.OK if snapshot.server or snapshot.ranks else ExitCode.UNHEALTHY
+
+
+def _health(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    print(health.check(status.read(config.state_dir), arguments.url, arguments.timeout))
+    return ExitCode.OK
+
+
+def _version(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    document: dict[str, Any] = {
+        **versions.versions(),
+        "python": sys.version.split()[0],
+        "abi": abi.ABI_VERSION,
+        "libraries": {device.value: _describe(config, device) for device in Device},
+    }
+    if arguments.json:
+        print(json.dumps(document, indent=1))
+        return ExitCode.OK
+    libraries = document.pop("libraries")
+    print(", ".join(f"{name} {value}" for name, value in document.items() if value is not None))
+    for name, found in libraries.items():
+        print(f"{name}: {found.get('error') or _library_line(found)}")
+    return ExitCode.OK
+
+
+def _library_line(found: dict[str, Any]) -> str:
+    made_for, variants = ", ".join(found["archs"]) or "host", ", ".join(found["variants"])
+    return (
+        f"{found['path']}: {found['version']}, {made_for}, {found['compiler']}, variants {variants}, "
+        f"sha256 {found['sha256'][:12]}, sources {found['source_hash'][:12]}"
+    )
+
+
+def _describe(config: Config, device: Device) -> dict[str, Any]:
+    try:
+        description = library.load(config.library_dir, device).description
+    except LibraryError as error:
+        return {"error": f"{error.what}: {error.found}"}
+    dtypes = ("q_dtypes", "pool_dtypes", "out_dtypes")
+    return asdict(description) | {
+        "path": str(description.path),
+        **{name: sorted(dtype.name.lower() for dtype in getattr(description, name)) for name in dtypes},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

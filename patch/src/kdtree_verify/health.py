@@ -1,0 +1,147 @@
+"""Is the server what was asked for? The container's health check: the standard library only, a fraction of a second.
+
+Healthy is a server whose process lives, and every expected rank of which
+  - has reported, and reports the mode that was asked for,
+  - lives, and (validate, on) has said so within STALE_AFTER seconds,
+  - is `armed` (no verify call yet) or `serving`; with off: `off`;
+and whose HTTP endpoint answers 200, where one is given.
+
+`armed, not serving` is NOT healthy: the answers are right, stock computes them, but validate or on was asked for and
+is not what happens. It does not mend itself; its reason says what to change, or go back to off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from .config import Mode
+from .errors import ExitCode, KdtreeError, UsageError
+from .state import State
+from .status import SERVES, STALE_AFTER, Rank, Snapshot
+
+AUTO = "auto"
+_NAMED = 3  # at most so many problems are spelled out
+_LOGS = "read the server's log"
+
+
+class Unhealthy(KdtreeError):
+    """The server is not what was asked for, or does not answer."""
+
+    code = ExitCode.UNHEALTHY
+
+
+@dataclass(frozen=True)
+class Problem:
+    found: str
+    fix: str
+
+
+def check(snapshot: Snapshot, url: str | None = None, timeout: float = 25.0) -> str:
+    """One line that says what is healthy.
+
+    Args:
+        snapshot: The state folder.
+        url: http URL that must answer 200 within `timeout` seconds; "auto" is /health at the port (and host) of the
+            server's own command line.
+
+    Raises:
+        Unhealthy: It is not; the line names every problem, or the first few.
+        UsageError: The URL is not one.
+    """
+    parts = None if url in (None, AUTO) else _parse(str(url))
+    problems = _server_problems(snapshot)
+    if not problems and url is not None:
+        host, port, path = parts or _own_endpoint(snapshot)
+        problems = _endpoint_problems(host, port, path, timeout)
+    if problems:
+        more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+        raise Unhealthy("unhealthy", "; ".join(p.found for p in problems[:_NAMED]) + more, problems[0].fix)
+    calls = sum(rank.counter("kernel_calls") for rank in snapshot.ranks)
+    notes = "; ".join(snapshot.warnings())
+    idle = " (no verify call yet)" if snapshot.mode != Mode.OFF and not calls else ""
+    return f"healthy: {snapshot.mode}, {len(snapshot.ranks)} ranks, {calls} kernel calls{idle}" + (
+        f"; warning: {notes}" if notes else ""
+    )
+
+
+def _server_problems(snapshot: Snapshot) -> list[Problem]:
+    server = snapshot.server
+    if server is None:
+        found = snapshot.error or f"no server has reported in {snapshot.directory}"
+        return [Problem(found, "start it with python -m kdtree_verify.launch, with the same KDTREE_STATE_DIR")]
+    if snapshot.mode not in SERVES:
+        return [Problem(f"server.json asks for mode '{snapshot.mode}'", "use launcher and kdtree of one version")]
+    if not snapshot.server_alive:
+        return [Problem(f"the server (pid {server.get('pid')}) has ended", _LOGS)]
+    problems = [problem for rank in snapshot.ranks if (problem := _rank_problem(rank, Mode(snapshot.mode)))]
+    expected = snapshot.expected_ranks
+    missing = (1 if expected is None else expected) - len(snapshot.ranks)
+    if missing > 0:
+        of = "" if expected is None else f" of {expected}"
+        problems.append(Problem(f"{missing}{of} ranks have not reported", f"wait while it loads, else {_LOGS}"))
+    return problems
+
+
+def _rank_problem(rank: Rank, mode: Mode) -> Problem | None:
+    if rank.error:
+        return Problem(rank.error, "use launcher and kdtree of one version")
+    reason = f" ({rank.document['reason']})" if rank.document.get("reason") else ""
+    if rank.state == State.FAILED:
+        return Problem(f"{rank.name} failed{reason}", "do as the reason says, or set KDTREE_VERIFY=off and restart")
+    if not rank.alive:
+        return Problem(f"{rank.name} (pid {rank.document.get('pid')}) has ended", _LOGS)
+    if rank.mode != mode:
+        return Problem(f"{rank.name} reports mode {rank.mode}, {mode} was asked for", "restart the server")
+    if rank.state not in SERVES[mode]:
+        fix = "change what the reason names, or set KDTREE_VERIFY=off and restart"
+        return Problem(f"{rank.name} is {rank.state}{reason}", fix)
+    if rank.stale:
+        return Problem(f"{rank.name} has not reported for {rank.age:.0f} s (limit {STALE_AFTER:.0f})", _LOGS)
+    return None
+
+
+def _own_endpoint(snapshot: Snapshot) -> tuple[str, int, str]:
+    """Where the server listens by its command line; SGLang's defaults where that is silent."""
+    arguments = [str(argument) for argument in (snapshot.server or {}).get("argv") or []]
+    host, port = _option(arguments, "--host") or "127.0.0.1", _option(arguments, "--port") or "30000"
+    if not port.isdigit():
+        raise UsageError("the server's port is unknown", f"--port {port}", "give --url http://HOST:PORT/health")
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(port), "/health"
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == name:
+            value = following
+        elif argument.startswith(f"{name}="):
+            value = argument.partition("=")[2]
+    return value
+
+
+def _parse(url: str) -> tuple[str, int, str]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        parts, host, port = urlsplit(""), None, 0
+    if parts.scheme != "http" or not host:
+        raise UsageError("the URL is not one", f"'{url}'", "give --url http://HOST:PORT/health, or --url auto")
+    return host, port, parts.path + (f"?{parts.query}" if parts.query else "") or "/"
+
+
+def _endpoint_problems(host: str, port: int, path: str, timeout: float) -> list[Problem]:
+    import http.client  # a third of this command's time, and not always needed
+
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return [Problem(f"{where} does not answer: {text}", f"wait while it loads, else {_LOGS}")]
+    finally:
+        connection.close()
+    return [] if status == 200 else [Problem(f"{where} answers {status}", f"wait while it loads, else {_LOGS}")]

@@ -1,0 +1,279 @@
+"""Reads the state folder: the launcher's server.json and each rank's file, and what is to be seen in them.
+
+The standard library only, and nothing that imports torch: the container's health check runs this every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .config import Mode
+from .state import RANK_FILES, SCHEMA, SERVER_FILE, State
+
+STALE_AFTER = 30.0
+"""Seconds without a sign of life, three of the reporter's heartbeats. A rank with mode off writes only once."""
+
+PRODUCT_COMPUTE_CAPABILITY = "12.0"
+_WORST_LAYERS = 3
+_RANK_HEAD = ("rank", "mode", "state", "pid", "age", "verify calls", "kernel calls", "out of range", "declined")
+_LAYER_HEAD = ("worst layers", "rank", "worst rel. L2", "rel. L2", "max abs", "compared", "beyond bound", "NaN/Inf")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's file.
+
+    Attributes:
+        document: What it holds; empty where it could not be read.
+        error: Why it could not be read.
+        alive: Whether its process is there.
+        age: Seconds since it was written.
+    """
+
+    name: str
+    document: dict[str, Any]
+    error: str | None
+    alive: bool
+    age: float
+
+    @property
+    def mode(self) -> str | None:
+        return self.document.get("mode")
+
+    @property
+    def state(self) -> str | None:
+        return self.document.get("state")
+
+    @property
+    def stale(self) -> bool:
+        """Alive by its pid, but it has stopped telling."""
+        return self.mode != Mode.OFF and self.age > STALE_AFTER
+
+    def counter(self, name: str) -> int:
+        return (self.document.get("counters") or {}).get(name) or 0
+
+    @property
+    def declined(self) -> dict[str, int]:
+        return (self.document.get("counters") or {}).get("declined") or {}
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        return self.document.get("layers") or []
+
+    def layer_sum(self, name: str) -> int:
+        return sum(layer.get(name) or 0 for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state folder at one moment. `server` is None where no launcher has written, or `error` says why not."""
+
+    directory: Path
+    server: dict[str, Any] | None
+    server_alive: bool
+    error: str | None
+    ranks: tuple[Rank, ...]
+
+    @property
+    def mode(self) -> str | None:
+        """The mode that was asked for."""
+        return self.server.get("mode") if self.server else None
+
+    @property
+    def expected_ranks(self) -> int | None:
+        return self.server.get("expected_ranks") if self.server else None
+
+    def warnings(self) -> list[str]:
+        """What does not make a server unhealthy, and should be known."""
+        found = []
+        for rank in self.ranks:
+            device, library = rank.document.get("device") or {}, rank.document.get("library") or {}
+            if library.get("kind") == "host":
+                found.append(f"{rank.name} runs the host library (KDTREE_DEVICE=cpu): not for serving")
+            capability = device.get("compute_capability")
+            if rank.mode != Mode.OFF and capability not in (None, PRODUCT_COMPUTE_CAPABILITY):
+                found.append(f"{rank.name} runs on compute capability {capability}: for development, not for serving")
+            if count := rank.counter("out_of_range"):
+                found.append(f"{rank.name} was handed {count} indices out of range")
+            if calls := rank.layer_sum("exceeded_calls"):
+                found.append(f"{rank.name} left its bound in {calls} calls")
+        if len({(rank.document.get("library") or {}).get("sha256") for rank in self.ranks}) > 1:
+            found.append("the ranks run different libraries")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the files as they are, with what only a reader can tell; NaN and Inf become None."""
+        ranks = [
+            {"name": rank.name, "error": rank.error, "alive": rank.alive, "stale": rank.stale, "age": rank.age}
+            | rank.document
+            for rank in self.ranks
+        ]
+        return _finite(
+            {
+                "directory": str(self.directory),
+                "error": self.error,
+                "server": self.server,
+                "server_alive": self.server_alive,
+                "ranks": ranks,
+                "warnings": self.warnings(),
+            }
+        )
+
+
+def read(directory: Path) -> Snapshot:
+    """Reads what is there now; a file that cannot be read is part of the answer, not an error."""
+    server, error = _load(directory / SERVER_FILE)
+    ranks = []
+    for path in sorted(directory.glob(RANK_FILES), key=_natural):
+        document, rank_error = _load(path)
+        document = document or {}
+        ranks.append(
+            Rank(
+                name=path.stem.removeprefix("rank-"),
+                document=document,
+                error=rank_error,
+                alive=_alive(document.get("pid")),
+                age=max(0.0, time.time() - float(document.get("updated_at") or 0.0)),
+            )
+        )
+    server_alive = server is not None and _alive(server.get("pid"))
+    return Snapshot(directory, server, server_alive, error, tuple(ranks))
+
+
+def table(snapshot: Snapshot) -> str:
+    """The snapshot for a person."""
+    lines = [_server_line(snapshot), ""]
+    lines += _columns([_RANK_HEAD, *map(_rank_row, snapshot.ranks)]) if snapshot.ranks else ["no rank reports"]
+    lines += [f"{rank.name}: {_reason(rank)}" for rank in snapshot.ranks if _reason(rank)]
+    worst = sorted(
+        ((layer.get("worst_rel_l2") or 0.0, rank.name, layer) for rank in snapshot.ranks for layer in rank.layers),
+        key=lambda found: found[0],
+        reverse=True,
+    )[:_WORST_LAYERS]
+    if worst and any(layer.get("compare_calls") for _, _, layer in worst):
+        lines += ["", *_columns([_LAYER_HEAD, *(_layer_row(name, layer) for _, name, layer in worst)])]
+    lines += ["", *_library_lines(snapshot), *(f"warning: {warning}" for warning in snapshot.warnings())]
+    return "\n".join(lines).rstrip()
+
+
+def _server_line(snapshot: Snapshot) -> str:
+    if snapshot.server is None:
+        return f"no server has reported in {snapshot.directory}" + (f": {snapshot.error}" if snapshot.error else "")
+    server, expected = snapshot.server, snapshot.expected_ranks
+    up = f"up {_duration(time.time() - server['started_at'])}" if snapshot.server_alive else "DEAD"
+    return (
+        f"server: mode {snapshot.mode}, pid {server['pid']}, {up}, {len(snapshot.ranks)} of "
+        f"{'an unknown number of' if expected is None else expected} ranks report in {snapshot.directory}"
+    )
+
+
+def _rank_row(rank: Rank) -> tuple[str, ...]:
+    state = rank.state or "unreadable"
+    if not rank.alive:
+        state += ", DEAD"
+    elif rank.stale:
+        state += ", STALE"
+    declined = ", ".join(f"{reason} {count}" for reason, count in rank.declined.items())
+    counts = (str(rank.counter(name)) for name in ("verify_calls", "kernel_calls", "out_of_range"))
+    return (
+        rank.name,
+        rank.mode or "?",
+        state,
+        str(rank.document.get("pid", "?")),
+        _duration(rank.age),
+        *counts,
+        declined or "-",
+    )
+
+
+def _reason(rank: Rank) -> str | None:
+    return rank.error or rank.document.get("reason")
+
+
+def _layer_row(rank_name: str, layer: dict[str, Any]) -> tuple[str, ...]:
+    draft = "draft " if layer.get("model") == "draft" else ""
+    figures = (f"{layer.get(name) or 0.0:.2e}" for name in ("worst_rel_l2", "rel_l2", "max_abs"))
+    counts = (str(layer.get(name) or 0) for name in ("compare_calls", "exceeded_calls", "nonfinite"))
+    return (f"{draft}layer {layer.get('layer')}", rank_name, *figures, *counts)
+
+
+def _library_lines(snapshot: Snapshot) -> list[str]:
+    # Of one rank: that the others have the same is a warning's business.
+    documents = [rank.document for rank in snapshot.ranks if rank.document]
+    if not documents:
+        return []
+    first = next((document for document in documents if document.get("library")), documents[0])
+    versions = ", ".join(f"{name} {version}" for name, version in (first.get("versions") or {}).items() if version)
+    lines = [f"versions: {versions}"]
+    if library := first.get("library"):
+        device = first.get("device") or {}
+        archs = f" ({', '.join(library['archs'])})" if library.get("archs") else ""
+        on = device.get("name") or device.get("kind")
+        lines.append(f"library: {library['path']}{archs}, sha256 {library['sha256'][:12]}, on {on}")
+    return lines
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f}s"
+    minutes = int(seconds // 60)
+    return f"{minutes}m" if minutes < 100 else f"{minutes // 60}h{minutes % 60:02}m"
+
+
+def _load(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        return None, f"{path}: {error.strerror}"
+    except ValueError:
+        return None, f"{path}: not JSON"
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        return None, f"{path}: not of this version (schema {SCHEMA})"
+    return document, None
+
+
+def _alive(pid: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        # After the name, which may hold anything: a process that has ended and waits for its parent is dead.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return True
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    # dp0-pp0-tp10 after dp0-pp0-tp9.
+    digits = "".join(c if c.isdigit() else f" {c} " for c in path.stem).split()
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in digits]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+SERVES = {Mode.OFF: {State.OFF}, Mode.VALIDATE: {State.ARMED, State.SERVING}, Mode.ON: {State.ARMED, State.SERVING}}
+"""The states in which a rank does what the mode asks."""
