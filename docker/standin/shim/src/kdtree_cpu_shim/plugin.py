@@ -47,9 +47,7 @@ def use_triton_tree_helpers() -> None:
     for name in TREE_HELPERS:
         module = importlib.import_module(f"sglang.kernels.ops.speculative.{name}")
         if not hasattr(module, "_is_xpu"):
-            raise SystemExit(
-                f"kdtree-cpu-shim: {module.__name__} has no _is_xpu: not the SGLang this shim is for"
-            )
+            raise SystemExit(f"kdtree-cpu-shim: {module.__name__} has no _is_xpu: not the SGLang this shim is for")
         module._is_xpu = True  # type: ignore[attr-defined]
 
 
