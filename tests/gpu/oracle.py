@@ -21,9 +21,10 @@ def on_gpu(call: Call) -> Call:
     """The call with every tensor on the GPU, in the same layout: strides, offsets and what lies between rows."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage().cuda(DEVICE)
+        storage = tensor.untyped_storage()
+        memory = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).to(DEVICE)
         moved = torch.empty(0, dtype=tensor.dtype, device=DEVICE)
-        return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return moved.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
     moved = call._replace(
         **{name: move(value) for name, value in call._asdict().items() if isinstance(value, torch.Tensor)}

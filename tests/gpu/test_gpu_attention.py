@@ -180,9 +180,9 @@ def test_variants_are_all_right(harness: Harness) -> None:
 
 
 def test_fuzz(harness: Harness) -> None:
-    """200 calls drawn from a seed; their error all together is that of bf16 P, or less."""
+    """120 calls drawn from a seed; their error all together is that of bf16 P, or less."""
     errors = Errors()
-    for seed in range(200):
+    for seed in range(120):
         case = random_case(seed)
         call = on_gpu(make_call(case, seed))
         harness.workspace.fill_(0xFF)
@@ -202,7 +202,7 @@ def random_case(seed: int) -> Case:
         return options[int(torch.randint(len(options), (), generator=generator))]
 
     batch = draw(1, 1, 2, 3, 5, 17, 48)
-    longest = {1: 20000, 2: 6000, 3: 3000, 5: 2000, 17: 700, 48: 300}[batch]
+    longest = {1: 9000, 2: 4000, 3: 3000, 5: 2000, 17: 400, 48: 100}[batch]
     return Case(
         prefixes=tuple(min(draw(0, 1, 15, 31, 32, 33, 90, 257, 1000, longest), longest) for _ in range(batch)),
         drafts=(*tuple(draw(0, 1, 4, 8, 15, 16, 17, 31, 64) for _ in range(batch - 1)), draw(1, 5, 16, 40, 100)),
