@@ -1,22 +1,24 @@
-"""SGLang's Triton backend runs under Triton's interpreter here; each test patches it anew and leaves it as it was."""
+"""SGLang's Triton backend runs under Triton's interpreter here; a test that patches it leaves it as it was."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture
-def patched(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """`patched(mode, **config)` arms this process as the plugin would and returns its Process."""
+def arm(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """`arm(mode, **config)` patches TritonAttnBackend as the plugin would, and returns the plugin's Process."""
     from kdtree_verify import config
     from kdtree_verify.process import Process
     from sglang.srt.layers.attention import triton_backend
@@ -24,20 +26,30 @@ def patched(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     cls = triton_backend.TritonAttnBackend
     stock = {name: cls.__dict__[name] for name in ("__init__", "forward_extend")}
 
-    def arm(mode: str, **changes: Any) -> Process:
-        found = config.from_environment({**os.environ, "KDTREE_VERIFY": mode, "KDTREE_DEVICE": "cpu"})
-        process = Process(replace(found, state_dir=tmp_path, **changes))
+    def patch(mode: str, **changes: Any) -> Process:
+        environment = {**os.environ, "KDTREE_VERIFY": mode, "KDTREE_DEVICE": "cpu", "KDTREE_STATE_DIR": str(tmp_path)}
+        process = Process(replace(config.from_environment(environment), **changes))
         process.patch_backend(triton_backend)
         return process
 
-    yield arm
+    yield patch
     for name, function in stock.items():
         setattr(cls, name, function)
 
 
-@pytest.fixture
-def scheduler_of() -> Callable[[Any], Any]:
-    """What on_scheduler reads of a Scheduler: the target's backend."""
-    return lambda backend: SimpleNamespace(
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backend))
+@pytest.fixture(scope="session")
+def defective_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a host library that is right until KDTREE_DEFECT names a defect."""
+    from kdtree_verify.config import Device, from_environment
+    from kdtree_verify.library import FILE_NAMES
+
+    directory = tmp_path_factory.mktemp("defective")
+    name = FILE_NAMES[Device.CPU]
+    source = Path(__file__).with_name("defective_library.c")
+    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    subprocess.run(
+        [*command, f"-I{ROOT / 'kernel' / 'include'}", source, "-o", directory / name, "-ldl"], check=True
     )
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("KDTREE_DEFECT_OF", str((from_environment().library_dir / name).resolve()))
+        yield directory

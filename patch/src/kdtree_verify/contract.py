@@ -134,8 +134,13 @@ def _changed(name: str, found: str, wanted: str) -> ContractError:
     had, want = found.split(", "), wanted.split(", ")
     new = [p for p in had if p not in want]
     gone = [p for p in want if p not in had]
-    parts = [f"{word} {', '.join(names)}" for word, names in (("new:", new), ("gone:", gone)) if names]
+    parts = [f"{word} {_some(names)}" for word, names in (("new:", new), ("gone:", gone)) if names]
     return drift(f"the signature of {name} has changed", "; ".join(parts) or "another order of parameters")
+
+
+def _some(names: list[str]) -> str:
+    shown, more = names[:4], len(names) - 4
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _parse(root: Path, module: str) -> ast.Module:

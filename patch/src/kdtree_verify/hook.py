@@ -39,11 +39,13 @@ def patch_backend(cls: type, on_backend: Callable[[Any, Any], None]) -> None:
 
 
 def guard_backend(backend: Any, rank: Rank, model: Model) -> None:
-    """Puts a guard before the attention function of this instance.
+    """Puts a guard before the attention function of this instance, unless it has one.
 
     Raises:
         ContractError: The instance has no such function, or its signature is another.
     """
+    if hasattr(backend, _GUARD):
+        return
     guard = _Guard(rank, model, contract.attention_call(backend))
     # Stock's own attribute is torch.compiler.disable(function): as little of ours may be traced.
     setattr(backend, contract.ATTENTION_CALL, torch.compiler.disable(guard.attend))

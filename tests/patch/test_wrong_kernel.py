@@ -1,0 +1,96 @@
+"""A kernel that goes wrong after its self-test: validate's answers stay right and its report says so, on's differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rig import Rig
+
+from kdtree_verify import kernel, report
+from kdtree_verify.abi import Status
+from kdtree_verify.eligibility import Reason
+from kdtree_verify.errors import LibraryError
+from kdtree_verify.records import Model
+from kdtree_verify.state import State
+
+
+@pytest.fixture
+def stock() -> torch.Tensor:
+    rig = Rig()
+    return rig.run(rig.step())
+
+
+def test_validate_answers_as_stock_and_reports_the_difference(arm, defective_dir, stock, monkeypatch, caplog) -> None:
+    process = arm("validate", library_dir=defective_dir)
+    rig = Rig()
+    monkeypatch.setenv("KDTREE_DEFECT", "head-stride")
+    assert torch.equal(rig.run(rig.step()), stock)
+
+    (figures,) = process.rank.records.layers()
+    assert figures.exceeded_calls == 1
+    assert figures.worst_rel_l2 > 10 * kernel.REL_L2_BOUND
+    assert "calls out of bound 1" in report.line(process.rank)
+
+
+def test_on_answers_otherwise(arm, defective_dir, stock, monkeypatch) -> None:
+    arm("on", library_dir=defective_dir)
+    rig = Rig()
+    step = rig.step()
+    right = rig.run(step)
+    assert ((right.double() - stock.double()).norm() / stock.double().norm()).item() < 0.01
+    monkeypatch.setenv("KDTREE_DEFECT", "head-stride")
+    assert ((rig.run(step).double() - stock.double()).norm() / stock.double().norm()).item() > 0.2
+
+
+def test_a_refused_launch_in_validate_is_stock_counted_and_failed(arm, defective_dir, stock, monkeypatch) -> None:
+    process = arm("validate", library_dir=defective_dir)
+    rig = Rig()
+    monkeypatch.setenv("KDTREE_DEFECT", "launch-refused")
+    assert torch.equal(rig.run(rig.step()), stock)
+    assert process.rank.records.declined(Model.TARGET) == {Reason.LAUNCH_FAILED: 1}
+    verdict = process.rank.verdict()
+    assert verdict.state is State.FAILED
+    assert verdict.reason.startswith("kdtree_verify: ")
+
+
+def test_a_refused_launch_in_on_ends_the_call(arm, defective_dir, monkeypatch) -> None:
+    process = arm("on", library_dir=defective_dir)
+    rig = Rig()
+    monkeypatch.setenv("KDTREE_DEFECT", "launch-refused")
+    with pytest.raises(LibraryError, match=r"^kdtree: the kernel did not run: kdtree_verify: .* Fix: "):
+        rig.run(rig.step())
+    assert process.rank.verdict().state is State.FAILED
+
+
+def test_no_memory_in_validate_leaves_stocks_answer(arm, stock, monkeypatch) -> None:
+    process = arm("validate")
+    rig = Rig()
+
+    def no_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("no memory")
+
+    step = rig.step()
+    monkeypatch.setattr("kdtree_verify.rank.torch.empty_like", no_memory)
+    assert torch.equal(rig.run(step), stock)
+    assert "no memory" in process.rank.verdict().reason
+
+
+def test_a_failed_compare_is_a_failure(arm, stock, monkeypatch) -> None:
+    process = arm("validate")
+    rig = Rig()
+    monkeypatch.setattr(process.rank.kernel, "compare", lambda *args: Status.ERR_LAUNCH)
+    assert torch.equal(rig.run(rig.step()), stock)
+    assert process.rank.verdict().reason.startswith("kdtree_compare: ")
+    assert process.rank.records.declined(Model.TARGET) == {}
+
+
+@pytest.mark.parametrize("mode", ["validate", "on"])
+def test_a_library_that_is_wrong_from_the_start_ends_the_process(arm, defective_dir, monkeypatch, capsys, mode) -> None:
+    monkeypatch.setenv("KDTREE_DEFECT", "head-stride")
+    arm(mode, library_dir=defective_dir)
+    with pytest.raises(SystemExit) as end:
+        Rig()
+    assert end.value.code == 70
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("kdtree: the kernel library failed its self-test")
+    assert "Fix: " in line
