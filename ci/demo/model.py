@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -32,7 +33,7 @@ ATTENTION_GAIN = 12.0  # attention's share of the residual stream, in units of t
 MLP_GAIN = 0.05
 
 
-def config(layers: int) -> dict:
+def config(layers: int) -> dict[str, Any]:
     """config.json: SGLang's DeepseekV3ForCausalLM with dense layers and one MTP layer behind them."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -177,7 +178,7 @@ def vocabulary() -> list[str]:
     return [*SPECIAL, *words[: VOCAB - len(SPECIAL)]]
 
 
-def tokenizer() -> dict:
+def tokenizer() -> dict[str, Any]:
     """tokenizer.json: one word, one token; the bos token is put in front."""
     words = vocabulary()
     special = [

@@ -81,7 +81,7 @@ def failures(runs: Mapping[str, Run]) -> list[str]:
         for d in differences(off.answers, validate.answers)
     ]
     wrong += [
-        f"on: token {d.position} of the answer to {d.prompt!r} is not off's, and off's led by {d.margin:.3f}, no near-tie"
+        f"on: token {d.position} of the answer to {d.prompt!r} is not off's, which led by {d.margin:.3f}: no near-tie"
         for d in differences(off.answers, on.answers)
         if not d.near_tie
     ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Outcome
+
 from demo.verdict import LARGEST_REL_L2, differences
+from outcome import Outcome
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -59,13 +59,15 @@ def install() -> None:
     stock_binary = InterpreterBuilder.binary_op
     stock_unary = InterpreterBuilder.unary_op
 
-    def create_dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *args: Any, **kwargs: Any):
+    def create_dot(
+        self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *args: Any, **kwargs: Any
+    ) -> TensorHandle:
         if a.dtype.scalar not in _NARROW and b.dtype.scalar not in _NARROW:
             return stock_dot(self, a, b, d, *args, **kwargs)
         product = np.matmul(_widen(a), _widen(b), dtype=np.float32)
         return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
-    def cast_impl(self: Any, src: TensorHandle, dst_type: Any):
+    def cast_impl(self: Any, src: TensorHandle, dst_type: Any) -> TensorHandle:
         dst = dst_type.scalar
         if src.dtype.scalar == dst or (src.dtype.scalar not in _NARROW and dst not in _NARROW):
             return stock_cast(self, src, dst_type)
@@ -74,12 +76,12 @@ def install() -> None:
             return _narrow(values, dst)
         return stock_cast(self, TensorHandle(values, tl.float32), dst_type)
 
-    def create_fp_to_fp(self: Any, src: TensorHandle, dst_type: Any, rounding_mode: Any):
+    def create_fp_to_fp(self: Any, src: TensorHandle, dst_type: Any, rounding_mode: Any) -> TensorHandle:
         if src.dtype.scalar in _NARROW or dst_type.scalar in _NARROW:
             return cast_impl(self, src, dst_type)
         return stock_fp_to_fp(self, src, dst_type, rounding_mode)
 
-    def binary_op(self: Any, lhs: TensorHandle, rhs: TensorHandle, op: Any):
+    def binary_op(self: Any, lhs: TensorHandle, rhs: TensorHandle, op: Any) -> TensorHandle:
         dtype = lhs.dtype.scalar
         # min and max of two bf16 arrive here too; the bitwise operations never do with a float type.
         if dtype not in _NARROW:
@@ -87,7 +89,7 @@ def install() -> None:
         result = op(_widen(lhs), _widen(rhs))
         return TensorHandle(result, dtype) if result.dtype == np.bool_ else _narrow(result, dtype)
 
-    def unary_op(self: Any, arg: TensorHandle, op: Any):
+    def unary_op(self: Any, arg: TensorHandle, op: Any) -> TensorHandle:
         dtype = arg.dtype.scalar
         return _narrow(op(_widen(arg)), dtype) if dtype in _NARROW else stock_unary(self, arg, op)
 
