@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 #include <thread>
 
 namespace kdtree {
@@ -33,7 +33,7 @@ void run_workers(int workers, const Work& work) {
   int started = 1;
   try {
     for (; started < workers; ++started) threads[started] = std::thread([&work, started] { work(started); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no more threads, or no memory for one
   }
   work(0);
   for (int i = 1; i < started; ++i) threads[i].join();

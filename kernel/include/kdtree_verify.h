@@ -9,7 +9,8 @@
  *   - host-visible arguments are checked before anything is launched, and a refused call launches
  *     nothing and writes nothing;
  *   - what only the device can see (indptrs, indices, mask offsets) is checked there against the
- *     counts given here; a value out of range is counted in the record and never dereferenced;
+ *     counts given here; a value out of range is counted in the record and never dereferenced
+ *     (common/bounds.h says what takes its place);
  *   - strides and counts are in elements, sizes in bytes; the innermost stride is always 1.
  */
 #ifndef KDTREE_VERIFY_H

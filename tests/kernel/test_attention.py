@@ -37,8 +37,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("seed", [0, 1])
+AT_THE_LIMITS = [
+    Case((9,), (abi.MAX_DRAFT_TOKENS,), abi.MAX_HEADS),
+    Case((1, 0) * (abi.MAX_BATCH // 2), (1, 1) * (abi.MAX_BATCH // 2), 1, mask="any"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "seed"),
+    [(case, seed) for seed in (0, 1) for case in CASES] + [(case, 0) for case in AT_THE_LIMITS],
+    ids=str,
+)
 def test_equals_float64(library: Library, case: Case, seed: int) -> None:
     call = make_call(case, seed)
     harness = Harness(library)

@@ -21,6 +21,8 @@ from kdtree_verify.call import Call
 from kdtree_verify.library import Library
 from sglang_cases import BACKEND_CASES, KERNEL_CASES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAMES = [f"kernel: {name}" for name in KERNEL_CASES] + [f"backend: {name}" for name in BACKEND_CASES]
 # Stock's own relative error against float64. With an fp8 pool it rounds queries and weights to fp8, too.
