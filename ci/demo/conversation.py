@@ -13,10 +13,10 @@ Request = tuple[tuple[str, ...], int]
 
 REQUESTS: tuple[Request, ...] = (
     (("dipi biko nalo sane duni foro",), 12),
-    (("niko gusu rupi dike lulu dari nake guzo bidu rara nubu gebi rezi nuso popo mosu fari dave",), 12),
+    (("niko gusu rupi dike lulu dari nake guzo bidu rara nubu gebi rezi nuso popo mosu fafa dave",), 12),
     (
         (
-            "bobo dari duma sapo bise kefu taga mopa fame bega refe sapo guda gaga badi lita lodi dolu gisi mama "
+            "bobo dari duma sapo bise kefu fano mopa fame bega refe sapo guda gaga badi lita lodi dolu gisi mama "
             "nome dede gado femi kepi file five biza naru lulu mufo depe fasi fezi lupo livi sane duni foro mosu",
         ),
         12,
@@ -25,7 +25,7 @@ REQUESTS: tuple[Request, ...] = (
         (
             "rezi nubu depe mufo biza",
             "file five naru lulu kefu gusu rupi dike dari nake guzo bidu",
-            "lita lodi dolu gisi mama nome dede gado femi kepi fasi fezi popo nake lupo livi niko dave tara muno fari",
+            "lita lodi dolu gisi mama nome dede gado femi kepi fasi fezi popo nake lupo livi niko dave fabo muro fafa",
         ),
         8,
     ),

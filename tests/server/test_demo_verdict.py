@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from demo import model
 from demo.conversation import REQUESTS, Answer
 from demo.verdict import LARGEST_REL_L2, NEAR_TIE, Difference, Figures, Run, differences, failures
