@@ -1,7 +1,8 @@
 /* Joins the parts of tiles that several CTAs walked, by log-sum-exp, and adds the call to the layer's record.
  *
- * Grid.  A fixed number of CTAs; a work item is one row of one split tile. Every CTA finds the items by a scan of the
- * reports and takes each gridDim.x-th. Four groups of 128 threads take every fourth part each; a thread has 4 columns.
+ * Grid.  A fixed number of CTAs of 16 warps. Every CTA finds the work by a scan of the reports and takes each
+ * gridDim.x-th item: of a tile in few parts, 16 rows, a warp each; of a tile in many, one row, whose parts the warps
+ * share, four at a time on 128 of the 512 columns each.
  */
 #pragma once
 
@@ -12,6 +13,7 @@
 namespace kdtree {
 
 constexpr int kMergeThreads = 512;
+constexpr int kMergeWarps = kMergeThreads / 32;
 constexpr int kMergeCtasPerMultiprocessor = 2;
 constexpr int kMergeColumns = KDTREE_V_DIM / 4;
 constexpr int kMergeGroups = kMergeThreads / kMergeColumns;
@@ -26,71 +28,100 @@ __device__ __forceinline__ uint16_t* result_row(const kdtree_verify_args& args, 
   return static_cast<uint16_t*>(args.out) + (first_token + token) * args.out_stride_token + head * args.out_stride_head;
 }
 
-/* One row of a split tile. */
-struct MergeItem {
-  int cta;  // whose report tells of the tile
-  int row;  // of the tile
-};
+/* A tile in more parts than this gives a row's parts to all warps of a CTA. */
+constexpr int kFewParts = 8;
+static_assert(kFewParts <= 32, "a lane a part");
 
 struct MergeShared {
-  int warp_rows[kMergeThreads / 32];
+  int warp_items[kMergeWarps];
   unsigned long long refused;
-  MergeItem item;
-  float weight[kMaxCtas];  // first each part's maximum, then 2^(its maximum - the row's)
-  float sum;
+  int cta, item;             // whose report tells of the tile, and which of the tile's items is next
+  float weight[kMaxCtas];    // of each part of a row
+  float sum;                 // the row's denominator
   float4 group[kMergeGroups][kMergeColumns];
 };
+
+__device__ __forceinline__ int items_of(const CtaReport& report) {
+  return report.parts <= kFewParts ? (report.rows + kMergeWarps - 1) / kMergeWarps : report.rows;
+}
 
 __device__ __forceinline__ const PartialTile& part_of(const Workspace& workspace, int cta, int part) {
   return part == 0 ? workspace.tail(cta) : workspace.front(cta + part);
 }
 
-/* Fills shared.weight and shared.sum for one row; all threads call it together. */
-__device__ __forceinline__ void weigh_parts(MergeShared& shared, const Workspace& workspace, MergeItem item, int parts) {
-  const int lane = threadIdx.x % 32;
-  for (int i = threadIdx.x; i < parts; i += kMergeThreads) shared.weight[i] = part_of(workspace, item.cta, i).max[item.row];
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    float highest = -INFINITY, sum = kNothingSeen;
-    for (int i = lane; i < parts; i += 32) highest = fmaxf(highest, shared.weight[i]);
-    for (int distance = 16; distance > 0; distance /= 2)
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, distance));
-    const float shift = highest == -INFINITY ? 0.f : highest;
-    for (int i = lane; i < parts; i += 32) {
-      const float weight = exp2_fast(shared.weight[i] - shift);
-      shared.weight[i] = weight;
-      sum += weight * part_of(workspace, item.cta, i).sum[item.row];
-    }
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    if (lane == 0) shared.sum = sum;
-  }
-  __syncthreads();
+template <typename Combine>
+__device__ __forceinline__ float warp_all(float value, Combine combine) {
+  for (int distance = 16; distance > 0; distance /= 2) value = combine(value, __shfl_xor_sync(~0u, value, distance));
+  return value;
 }
 
-/* Adds the parts of one row up and stores the row; all threads call it together. */
-__device__ __forceinline__ void merge_row(MergeShared& shared, const kdtree_verify_args& args, const Workspace& workspace,
-                                          MergeItem item) {
-  const CtaReport& report = workspace.reports[item.cta];
-  weigh_parts(shared, workspace, item, report.parts);
+/* The factors of a row's parts, 2^(its maximum - the row's), stored as store(part, factor); one warp does it together.
+ * Returns the row's denominator. */
+template <typename StoreWeight>
+__device__ __forceinline__ float weigh_parts(const Workspace& workspace, int cta, int parts, int row, StoreWeight store) {
+  const int lane = threadIdx.x % 32;
+  float highest = -INFINITY, sum = kNothingSeen;
+  for (int i = lane; i < parts; i += 32) highest = fmaxf(highest, part_of(workspace, cta, i).max[row]);
+  highest = warp_all(highest, [](float a, float b) { return fmaxf(a, b); });
+  const float shift = highest == -INFINITY ? 0.f : highest;
+  for (int i = lane; i < parts; i += 32) {
+    const float weight = exp2_fast(part_of(workspace, cta, i).max[row] - shift);
+    sum += weight * part_of(workspace, cta, i).sum[row];
+    store(i, weight);
+  }
+  return warp_all(sum, [](float a, float b) { return a + b; });
+}
+
+__device__ __forceinline__ void add_weighted(float4& sum, const float4& part, float weight) {
+  sum.x += weight * part.x, sum.y += weight * part.y, sum.z += weight * part.z, sum.w += weight * part.w;
+}
+
+__device__ __forceinline__ void store_merged(uint16_t* to, const float4& sum, float scale) {
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(pack_bf16(sum.x * scale, sum.y * scale), pack_bf16(sum.z * scale, sum.w * scale));
+}
+
+/* One row of a tile in few parts, by one warp. */
+__device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace, int cta, int row) {
+  const CtaReport& report = workspace.reports[cta];
+  if (row >= report.rows) return;
+  const int lane = threadIdx.x % 32;
+  float mine = 0.f;  // the factor of part `lane`
+  const float total = weigh_parts(workspace, cta, report.parts, row, [&](int, float weight) { mine = weight; });
+  constexpr int kVectors = kMergeColumns / 32;
+  float4 sum[kVectors] = {};
+#pragma unroll 2
+  for (int i = 0; i < report.parts; ++i) {
+    const float weight = __shfl_sync(~0u, mine, i);
+    const float4* const part = reinterpret_cast<const float4*>(part_of(workspace, cta, i).out[row]) + lane;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) add_weighted(sum[v], part[32 * v], weight);
+  }
+  uint16_t* const to = result_row(args, report.token, report.first_row + row) + lane * 4;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) store_merged(to + 128 * v, sum[v], reciprocal(total));
+}
+
+/* One row of a tile in many parts, by all threads. */
+__device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_verify_args& args, const Workspace& workspace,
+                                           int cta, int row) {
+  const CtaReport& report = workspace.reports[cta];
+  if (threadIdx.x < 32) {
+    const float total =
+        weigh_parts(workspace, cta, report.parts, row, [&](int part, float weight) { shared.weight[part] = weight; });
+    if (threadIdx.x == 0) shared.sum = total;
+  }
+  __syncthreads();
   const int group = threadIdx.x / kMergeColumns, column = threadIdx.x % kMergeColumns;
   float4 sum = {};
 #pragma unroll 4
-  for (int i = group; i < report.parts; i += kMergeGroups) {
-    const float4 part = reinterpret_cast<const float4*>(part_of(workspace, item.cta, i).out[item.row])[column];
-    const float weight = shared.weight[i];
-    sum.x += weight * part.x, sum.y += weight * part.y, sum.z += weight * part.z, sum.w += weight * part.w;
-  }
+  for (int i = group; i < report.parts; i += kMergeGroups)
+    add_weighted(sum, reinterpret_cast<const float4*>(part_of(workspace, cta, i).out[row])[column], shared.weight[i]);
   shared.group[group][column] = sum;
   __syncthreads();
   if (group != 0) return;
-  for (int i = 1; i < kMergeGroups; ++i) {
-    const float4 other = shared.group[i][column];
-    sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-  }
-  const float scale = reciprocal(shared.sum);
-  uint16_t* const to = result_row(args, report.token, report.first_row + item.row) + column * 4;
-  *reinterpret_cast<uint2*>(to) =
-      make_uint2(pack_bf16(sum.x * scale, sum.y * scale), pack_bf16(sum.z * scale, sum.w * scale));
+  for (int i = 1; i < kMergeGroups; ++i) add_weighted(sum, shared.group[i][column], 1.f);
+  store_merged(result_row(args, report.token, report.first_row + row) + column * 4, sum, reciprocal(shared.sum));
 }
 
 extern "C" __global__ void __launch_bounds__(kMergeThreads)
@@ -98,29 +129,32 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   __shared__ MergeShared shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
-  const int rows = reports ? workspace.reports[threadIdx.x].rows : 0;
+  const int items = reports ? items_of(workspace.reports[threadIdx.x]) : 0;
   const bool records = blockIdx.x == 0 && args.record != nullptr;
   if (threadIdx.x == 0) shared.refused = 0;
 
-  int upto = rows;
+  int upto = items;
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(~0u, upto, distance);
     if (lane >= distance) upto += other;
   }
-  if (lane == 31) shared.warp_rows[warp] = upto;
+  if (lane == 31) shared.warp_items[warp] = upto;
   __syncthreads();
   if (records && reports) atomicAdd(&shared.refused, static_cast<unsigned long long>(workspace.reports[threadIdx.x].refused));
-  int before = upto - rows, total = 0;
+  int before = upto - items, total = 0;
 #pragma unroll
-  for (int w = 0; w < kMergeThreads / 32; ++w) {
-    if (w < warp) before += shared.warp_rows[w];
-    total += shared.warp_rows[w];
+  for (int w = 0; w < kMergeWarps; ++w) {
+    if (w < warp) before += shared.warp_items[w];
+    total += shared.warp_items[w];
   }
 
   for (int i = blockIdx.x; i < total; i += gridDim.x) {
-    if (i >= before && i < before + rows) shared.item = {static_cast<int>(threadIdx.x), i - before};
+    if (i >= before && i < before + items) shared.cta = threadIdx.x, shared.item = i - before;
     __syncthreads();
-    merge_row(shared, args, workspace, shared.item);
+    if (workspace.reports[shared.cta].parts <= kFewParts)
+      merge_few(args, workspace, shared.cta, shared.item * kMergeWarps + warp);
+    else
+      merge_many(shared, args, workspace, shared.cta, shared.item);
     __syncthreads();
   }
 

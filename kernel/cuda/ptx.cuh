@@ -18,6 +18,12 @@ __device__ __forceinline__ Thread this_thread() {
   return {t % 32, t / 32};
 }
 
+/* The same number, which the compiler takes for another one, to the same end. */
+__device__ __forceinline__ int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 __device__ __forceinline__ bool first_thread() {
   const auto [lane, warp] = this_thread();
   return lane == 0 && warp == 0;

@@ -107,9 +107,8 @@ __device__ __forceinline__ OwnScores multiply_keys(const QueryFragment& q, const
 }
 
 /* Adds the messages up and turns scores into P, which takes their place; which keys a row sees, mark_visible has said.
- * Returns whether this thread's row of O must be rescaled. */
-__device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale, float value_scale,
-                                               unsigned char* shared) {
+ * `carry` scales what O holds so far, beside the softmax. Returns whether this thread's row of O must be rescaled. */
+__device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale, float carry, unsigned char* shared) {
   const auto [lane, warp] = this_thread();
   const uint32_t row = warp * kOwnedRows + lane / 4;
   unsigned char* const inbox = shared + Shared::kInboxes + warp * kInboxBytes;
@@ -151,13 +150,13 @@ __device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale
   unsigned char* const prob = inbox + lane / 4 * kProbPitch + lane % 4 * 4;
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair)
-    *reinterpret_cast<uint32_t*>(prob + pair * 16) = pack_bf16(s[2 * pair] * value_scale, s[2 * pair + 1] * value_scale);
+    *reinterpret_cast<uint32_t*>(prob + pair * 16) = pack_bf16(s[2 * pair], s[2 * pair + 1]);
   if (lane % 4 == 0) {
     row_max = highest;
     row_sum = row_sum * alpha + sum;
-    reinterpret_cast<float*>(shared + Shared::kAlpha)[row] = alpha;
+    reinterpret_cast<float*>(shared + Shared::kAlpha)[row] = alpha * carry;
   }
-  return alpha != 1.f;
+  return alpha * carry != 1.f;
 }
 
 /* Which of this thread's 8 keys its row sees, kept for update_softmax in a byte of its own: keys that the stage holds

@@ -27,12 +27,21 @@
 namespace kdtree {
 namespace {
 
+__device__ __forceinline__ unsigned char* stage_of(unsigned char* shared, int step) {
+  return shared + Shared::kStages + step % 2 * Shared::kStageBytes;
+}
+
+/* What is left to scale O by: v_scale, where no draft step did it. */
+__device__ __forceinline__ float last_carry(const kdtree_verify_args& args, const Segment& segment) {
+  return segment.steps == segment.prefix_steps ? args.v_scale : 1.f;
+}
+
 __device__ __forceinline__ void store_result(const kdtree_verify_args& args, const Segment& segment, const Output& output,
                                              const unsigned char* shared) {
   const float* const sums = reinterpret_cast<const float*>(shared + Shared::kSum);
   output.for_each_row([&](int row, int column, const float(&pairs)[8][2]) {
     if (row >= segment.rows) return;
-    const float scale = reciprocal(sums[row]);
+    const float scale = reciprocal(sums[row]) * last_carry(args, segment);
     uint16_t* const to = result_row(args, segment.request.row, segment.first_row + row) + column;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
@@ -40,13 +49,14 @@ __device__ __forceinline__ void store_result(const kdtree_verify_args& args, con
   });
 }
 
-__device__ __forceinline__ void store_partial(PartialTile& tile, const Segment& segment, const Output& output,
-                                              const unsigned char* shared) {
+__device__ __forceinline__ void store_partial(const kdtree_verify_args& args, PartialTile& tile, const Segment& segment,
+                                              const Output& output, const unsigned char* shared) {
+  const float scale = last_carry(args, segment);
   output.for_each_row([&](int row, int column, const float(&pairs)[8][2]) {
     if (row >= segment.rows) return;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
-      *reinterpret_cast<float2*>(&tile.out[row][column + n * 8]) = make_float2(pairs[n][0], pairs[n][1]);
+      *reinterpret_cast<float2*>(&tile.out[row][column + n * 8]) = make_float2(pairs[n][0] * scale, pairs[n][1] * scale);
   });
   const auto [lane, warp] = this_thread();
   const int row = warp * 32 + lane;
@@ -65,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   Segment& segment = *reinterpret_cast<Segment*>(shared + Shared::kSegment);
   CtaReport& report = workspace.reports[blockIdx.x];
 
-  if (first_thread()) report.rows = 0;
+  if (first_thread()) report.rows = report.parts = 0;
   share_out(args, plan);
   while (true) {
     __syncthreads();  // everyone is done with the last segment
@@ -83,7 +93,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     clear_softmax(shared);
     Output output;
     output.clear();
-    bool rescale = false;
 
 #pragma unroll 1
     for (int step = 0; step < segment.steps; ++step) {
@@ -94,17 +103,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         loader.fetch_slots(step + 2);
       }
       const Step kind = segment.kind(step);
-      unsigned char* const stage = shared + Shared::kStages + step % 2 * Shared::kStageBytes;
+      bool rescale = true;  // of draft values, always: whether it is needed was known a step ago
       if (kind != Step::kDraftValues) {
         const bool prefix = kind == Step::kPrefix;
         mark_visible(args, segment, step, shared);
-        const OwnScores own = multiply_keys(query, stage, shared);
+        const OwnScores own = multiply_keys(query, stage_of(shared, step), shared);
         __syncthreads();
         const float scale = prefix ? args.sm_scale * args.k_scale : args.sm_scale;
-        const bool changed = update_softmax(own, scale * kLog2E, prefix ? args.v_scale : 1.f, shared);
+        // O is in units of v_scale while it holds prefix values only: P stays free of it, and exact where it is 1.
+        const float carry = step == segment.prefix_steps ? args.v_scale : 1.f;
+        const bool changed = update_softmax(own, scale * kLog2E, carry, shared);
         rescale = __syncthreads_or(changed);
       }
       if (kind != Step::kDraftKeys) {
+        unsigned char* const stage = stage_of(shared, anew(step));
         if (rescale) output.rescale(shared);
         if (kind == Step::kDraftValues) output.take_nonfinite(stage, shared);
         output.add(stage, shared);
@@ -114,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (segment.opens && segment.closes)
       store_result(args, segment, output, shared);
     else
-      store_partial(segment.opens ? workspace.tail(blockIdx.x) : workspace.front(blockIdx.x), segment, output, shared);
+      store_partial(args, segment.opens ? workspace.tail(blockIdx.x) : workspace.front(blockIdx.x), segment, output,
+                    shared);
     if (segment.parts > 0 && first_thread()) {
       report.token = segment.request.row;
       report.first_row = segment.first_row;
