@@ -27,7 +27,8 @@ BUILD = ROOT / "build" / "standin"
 RECIPE = ROOT / "docker" / "standin" / "Dockerfile"
 RELEASE = "bookworm"
 DEBIAN = (
-    "--quiet", "--mode=root", "--variant=minbase", "--format=tar", "--include=ca-certificates,g++,python3-venv,tini",
+    "--quiet", "--mode=root", "--variant=minbase", "--format=tar",
+    "--include=ca-certificates,g++,ninja-build,python3-venv,tini",
     # Documentation and translations are most of what a minimal Debian weighs.
     *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "zoneinfo")),
     # What tells of the machine it was made on.

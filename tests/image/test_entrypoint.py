@@ -1,0 +1,202 @@
+"""docker/entrypoint.py as a process: what it refuses and how, what it hands over. NVML is a fake, given by variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRYPOINT = ROOT / "docker" / "entrypoint.py"
+FAKES = Path(__file__).parent / "fakes"
+USAGE, DEVICE = 64, 69
+
+RTX = {"name": "NVIDIA RTX PRO 6000", "uuid": "GPU-aaaa", "cc": [12, 0], "mib": 97887, "mig": False}
+H200 = {"name": "NVIDIA H200", "uuid": "GPU-bbbb", "cc": [9, 0], "mib": 143771}
+SERVER = ["--model-path", "m"]
+
+
+def run(*arguments: str, nvml: dict[str, Any] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """The entrypoint with these arguments and variables; a machine with one product GPU unless told otherwise."""
+    given = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(FAKES),
+        "FAKE_NVML": json.dumps({"gpus": [RTX]} if nvml is None else nvml),
+        **env,
+    }
+    command = [sys.executable, str(ENTRYPOINT), *arguments]
+    return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
+
+
+def handed_over(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refusal(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line of a refusal, checked for its form."""
+    lines = [line for line in done.stderr.splitlines() if "Fix: " in line]
+    assert (done.returncode, done.stdout, len(lines)) == (code, "", 1), done.stderr
+    assert lines[0].startswith("kdtree: ")
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("mode", ["off", "validate", "on"])
+def test_a_product_gpu_is_listed_and_the_arguments_reach_the_launcher(mode: str) -> None:
+    done = run(*SERVER, "--tp-size", "2", KDTREE_VERIFY=mode)
+    assert handed_over(done)["argv"] == [*SERVER, "--tp-size", "2"]
+    for part in (f"mode {mode}", RTX["name"], RTX["uuid"], "12.0", "97887 MiB", "580.95.05"):
+        assert part in done.stderr
+
+
+def test_nothing_of_it_remains() -> None:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(FAKES), "FAKE_NVML": json.dumps({"gpus": [RTX]})}
+    process = subprocess.Popen([sys.executable, str(ENTRYPOINT), *SERVER], env=env, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=60)
+    assert json.loads(output)["pid"] == process.pid
+
+
+@pytest.mark.parametrize("mode", ["validate", "on"])
+def test_another_card_is_refused_by_name(mode: str) -> None:
+    line = refusal(run(*SERVER, nvml={"gpus": [RTX, H200]}, KDTREE_VERIFY=mode), DEVICE)
+    assert H200["uuid"] in line
+    assert "9.0" in line
+    assert RTX["uuid"] not in line
+
+
+def test_off_takes_any_card() -> None:
+    handed_over(run(*SERVER, nvml={"gpus": [H200]}))
+
+
+def test_the_development_override_accepts_and_warns() -> None:
+    done = run(*SERVER, nvml={"gpus": [RTX, H200]}, KDTREE_VERIFY="on", KDTREE_ALLOW_CC="8.9, 9.0")
+    handed_over(done)
+    assert "warning: KDTREE_ALLOW_CC" in done.stderr
+
+
+def test_only_gpus_that_cuda_would_use_count() -> None:
+    mixed = {"gpus": [H200, RTX]}
+    handed_over(run(*SERVER, nvml=mixed, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="GPU-aaaa"))
+    refusal(run(*SERVER, nvml=mixed, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="GPU-bbbb"), DEVICE)
+    assert "CUDA_VISIBLE_DEVICES" in refusal(run(*SERVER, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES=""), DEVICE)
+
+
+def test_a_mig_device_counts_as_its_gpu() -> None:
+    nvml = {"gpus": [RTX | {"mig": True}, H200], "mig": {"MIG-one": 0, "MIG-two": 1}}
+    done = run(*SERVER, nvml=nvml, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="MIG-one")
+    handed_over(done)
+    assert "MIG on" in done.stderr
+    refusal(run(*SERVER, nvml=nvml, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="MIG-two"), DEVICE)
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_an_old_driver_is_refused_in_every_mode(mode: str) -> None:
+    line = refusal(run(*SERVER, nvml={"driver": "575.57.08", "gpus": [RTX]}, KDTREE_VERIFY=mode), DEVICE)
+    assert "575.57.08" in line
+    assert "580" in line
+
+
+@pytest.mark.parametrize(
+    ("nvml", "words"),
+    [
+        ({"init": 12}, "--gpus all"),  # library not found
+        ({"init": 9}, "load the NVIDIA driver"),  # driver not loaded
+        ({"init": 18}, "restart the host"),  # library and driver of two versions
+        ({"init": 4}, "open /dev/nvidia"),  # no permission
+        ({"gpus": []}, "--gpus all"),
+        ({"gpus": [RTX | {"error": 15}]}, "reset the GPU"),  # the GPU is lost
+    ],
+)
+def test_nvml_faults(nvml: dict[str, Any], words: str) -> None:
+    assert words in refusal(run(*SERVER, nvml=nvml, KDTREE_VERIFY="validate"), DEVICE)
+    off = run(*SERVER, nvml=nvml)
+    assert handed_over(off)["argv"] == SERVER
+
+
+def test_no_nvml_module() -> None:
+    # -S leaves site-packages out; the launcher's fake is not reached.
+    env = {"PATH": os.environ["PATH"], "KDTREE_VERIFY": "on"}
+    command = [sys.executable, "-S", str(ENTRYPOINT), *SERVER]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert "rebuild the image" in refusal(done, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("KDTREE_VERIFY", "On", "off, validate, on"),
+        ("KDTREE_VERIFY", "true", "off, validate, on"),
+        ("KDTREE_DEVICE", "gpu", "cuda, cpu"),
+        ("KDTREE_ALLOW_CC", "9", "'9'"),
+        ("KDTREE_ALLOW_CC", "9.0 10.0", "'9.0 10.0'"),
+    ],
+)
+def test_a_bad_value_is_refused(variable: str, value: str, words: str) -> None:
+    line = refusal(run(*SERVER, **{variable: value}), USAGE)
+    assert variable in line
+    assert words in line
+
+
+def test_the_cpu_needs_a_server_on_the_cpu() -> None:
+    assert "--device cpu" in refusal(run(*SERVER, nvml={"init": 12}, KDTREE_DEVICE="cpu", KDTREE_VERIFY="on"), USAGE)
+    for device in (["--device", "cpu"], ["--device=cpu"]):
+        done = run(*SERVER, *device, nvml={"init": 12}, KDTREE_DEVICE="cpu", KDTREE_VERIFY="on")
+        handed_over(done)
+        assert "warning: KDTREE_DEVICE=cpu" in done.stderr
+
+
+def test_programs_run_as_given() -> None:
+    done = run("sh", "-c", "echo $0 $1; exit 7", "a", "-b", nvml={"init": 12}, KDTREE_VERIFY="nonsense")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "a -b\n", "")
+
+
+def test_what_is_no_program() -> None:
+    assert run("no-such-program").returncode == 127
+    assert run("/etc/hostname").returncode == 126
+    assert "no arguments" in refusal(run(), USAGE)
+
+
+def test_the_api_key_goes_by_file(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text('se"cret\n')
+    done = run(*SERVER, KDTREE_API_KEY_FILE=str(key), KDTREE_STATE_DIR=str(tmp_path / "state"))
+    told = handed_over(done)
+    assert told["config"] == 'api-key: "se\\"cret"\n'
+    assert told["mode"] == "0o600"
+    assert told["argv"][2:] == SERVER
+    assert 'se"cret' not in str(told["argv"]) + done.stderr
+
+
+def test_no_key_file_and_a_device_mean_no_key() -> None:
+    for path in ("", "/dev/null"):
+        assert handed_over(run(*SERVER, KDTREE_API_KEY_FILE=path))["argv"] == SERVER
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two words", "-leading", None])
+def test_a_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
+    key = tmp_path / "key"
+    if content is not None:
+        key.write_text(content)
+    line = refusal(run(*SERVER, KDTREE_API_KEY_FILE=str(key), KDTREE_STATE_DIR=str(tmp_path)), USAGE)
+    assert str(key) in line
+    assert "leading" not in line.replace("a leading -", "")
+
+
+def test_a_key_and_a_configuration_exclude_each_other(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    refusal(run("--config", "mine.yaml", KDTREE_API_KEY_FILE=str(key), KDTREE_STATE_DIR=str(tmp_path)), USAGE)
+
+
+def test_it_takes_well_under_a_second() -> None:
+    started = time.process_time(), time.monotonic()
+    handed_over(run(*SERVER))
+    # Both processes together, Python's own start included.
+    assert time.monotonic() - started[1] < 2.0
