@@ -1,6 +1,6 @@
 /* A library that is wrong on purpose: every call goes to the real host library, but for the one defect that
  * KDTREE_DEFECT names. KDTREE_DEFECT_OF is the real library's path. bf16 tensors in host memory only.
- * test_selftest_defects.py builds it; it is no part of the product. */
+ * conftest.py builds it; it is no part of the product. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

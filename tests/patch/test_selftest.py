@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kdtree_verify import library, selftest
-from kdtree_verify.abi import V_DIM
+from kdtree_verify.abi import V_DIM, VerifyArgs
 from kdtree_verify.config import Device, from_environment
 from kdtree_verify.errors import SelftestFailed, UsageError
 from kdtree_verify.selftest import golden
@@ -194,6 +194,21 @@ def test_the_cuda_library_passes_on_this_gpu(heads, draft_tokens):
     report.raise_if_failed()
     assert {case.mode for case in report.cases} == {"eager", "graph"}
     assert {case.variant for case in report.cases} - {0} == set(range(1, len(cuda.description.variants) + 1))
+
+
+class _WrongScale(library.Library):
+    def verify(self, args: VerifyArgs) -> int:
+        args.sm_scale *= 1.02
+        return super().verify(args)
+
+
+@pytest.mark.gpu
+def test_a_cuda_library_that_is_wrong_fails_eager_and_in_the_graph():
+    cuda = library.load(from_environment().library_dir, Device.CUDA)
+    wrong = _WrongScale(cuda.description, cuda.functions)
+    report = selftest.run(wrong, torch.device("cuda:0"), 8, 16)
+    ways = {(shape.name, mode) for shape in SHAPES for mode in ("eager", "graph")}
+    assert {(case.shape, case.mode) for case in report.failures} == ways
 
 
 @pytest.mark.gpu

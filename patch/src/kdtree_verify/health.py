@@ -111,13 +111,12 @@ def _own_endpoint(snapshot: Snapshot) -> tuple[str, int, str]:
 
 
 def _option(arguments: list[str], name: str) -> str | None:
-    value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    # The last one counts, as argparse has it.
+    for index in reversed(range(len(arguments))):
+        argument, equals, value = arguments[index].partition("=")
         if argument == name:
-            value = following
-        elif argument.startswith(f"{name}="):
-            value = argument.partition("=")[2]
-    return value
+            return value if equals else "".join(arguments[index + 1 : index + 2])
+    return None
 
 
 def _parse(url: str) -> tuple[str, int, str]:

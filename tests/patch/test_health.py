@@ -1,0 +1,273 @@
+"""`kdtree health` and `kdtree status`: what a state folder says, file by file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdtree_verify import health, reporter, status
+from kdtree_verify.config import Mode
+from kdtree_verify.errors import UsageError
+from kdtree_verify.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
+from kdtree_verify.status import STALE_AFTER
+
+Change = Callable[[dict[str, Any]], None]
+
+
+class Folder:
+    """A state folder as a server leaves it, written by the product's own functions. This process is every rank."""
+
+    def __init__(self, path: Path, mode: str = "on", ranks: int = 2, expected: int | None = 2):
+        self.path, self.mode = path, Mode(mode)
+        write(path / "server.json", server_document(self.mode, ["--model-path", "m", "--port", "31000"], expected))
+        for tp in range(ranks):
+            self.rank(tp)
+
+    def rank(self, tp: int, verdict: State | None = None, why: str | None = None, **changes: Any) -> None:
+        verdict = verdict or (State.OFF if self.mode is Mode.OFF else State.SERVING)
+        identity = Identity(tp, 0, 0, os.getpid())
+        counters = {"verify_calls": 12, "kernel_calls": 10, "declined": {"not_bf16": 2}, "out_of_range": 0}
+        library = {"kind": "cuda", "path": "/opt/lib.so", "sha256": "ab" * 32, "archs": ["sm_120a"]}
+        document = rank_document(self.mode, identity, Verdict(verdict, why)) | {
+            "counters": counters,
+            "library": library,
+            "device": {"kind": "cuda", "name": "RTX", "compute_capability": "12.0"},
+        }
+        write(rank_path(self.path, identity), document | changes)
+
+    def edit_server(self, **changes: Any) -> None:
+        path = self.path / "server.json"
+        write(path, json.loads(path.read_text()) | changes)
+
+    def check(self, **arguments: Any) -> str:
+        return health.check(status.read(self.path), **arguments)
+
+    def problem(self, **arguments: Any) -> str:
+        with pytest.raises(health.Unhealthy) as raised:
+            self.check(**arguments)
+        line = str(raised.value)
+        assert line.startswith("kdtree: unhealthy: ")
+        assert ". Fix: " in line
+        assert "\n" not in line
+        assert raised.value.code == 1
+        return raised.value.found
+
+
+@pytest.fixture(scope="module")
+def dead_pid() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
+
+
+@pytest.mark.parametrize("mode", ["off", "validate", "on"])
+def test_a_server_of_which_every_rank_reports_is_healthy(tmp_path, mode):
+    assert Folder(tmp_path, mode).check().startswith(f"healthy: {mode}, 2 ranks, 20 kernel calls")
+
+
+def test_armed_is_healthy_and_says_that_nothing_was_verified_yet(tmp_path):
+    folder = Folder(tmp_path, ranks=0, expected=1)
+    folder.rank(0, State.ARMED, counters=None)
+    assert "no verify call yet" in folder.check()
+
+
+def test_armed_not_serving_is_unhealthy_with_its_reason(tmp_path):
+    folder = Folder(tmp_path)
+    folder.rank(1, State.NOT_SERVING, "every verify call was declined: sinks")
+    found = folder.problem()
+    assert found == "dp0-pp0-tp1 is armed, not serving (every verify call was declined: sinks)"
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"state": "failed", "reason": "self-test"}, "dp0-pp0-tp1 failed (self-test)"),
+        ({"mode": "off"}, "dp0-pp0-tp1 reports mode off, on was asked for"),
+        ({"mode": "validate"}, "dp0-pp0-tp1 reports mode validate, on was asked for"),
+        ({"state": "off"}, "dp0-pp0-tp1 is off"),
+        ({"updated_at": time.time() - 3600}, "dp0-pp0-tp1 has not reported for 3"),
+        ({"schema": 99}, "rank-dp0-pp0-tp1.json: not of this version"),
+    ],
+)
+def test_a_rank_that_is_not_what_was_asked_for(tmp_path, change, found):
+    folder = Folder(tmp_path)
+    folder.rank(1, **change)
+    assert found in folder.problem()
+
+
+def test_a_rank_that_has_ended(tmp_path, dead_pid):
+    folder = Folder(tmp_path)
+    folder.rank(0, pid=dead_pid)
+    assert folder.problem() == f"dp0-pp0-tp0 (pid {dead_pid}) has ended"
+
+
+def test_a_rank_that_has_ended_and_was_not_waited_for(tmp_path):
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        deadline = time.monotonic() + 10
+        while status._alive(zombie.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        folder = Folder(tmp_path)
+        folder.rank(0, pid=zombie.pid)
+        assert "has ended" in folder.problem()
+    finally:
+        zombie.wait()
+
+
+def test_a_server_that_has_ended(tmp_path, dead_pid):
+    folder = Folder(tmp_path)
+    folder.edit_server(pid=dead_pid)
+    assert folder.problem() == f"the server (pid {dead_pid}) has ended"
+
+
+def test_ranks_that_are_missing(tmp_path):
+    assert Folder(tmp_path, expected=8).problem() == "6 of 8 ranks have not reported"
+
+
+def test_where_the_number_of_ranks_is_not_known_one_is_enough_and_none_is_not(tmp_path):
+    assert Folder(tmp_path / "a", ranks=1, expected=None).check()
+    assert Folder(tmp_path / "b", ranks=0, expected=None).problem() == "1 ranks have not reported"
+
+
+def test_many_problems_are_one_line(tmp_path):
+    folder = Folder(tmp_path, ranks=0, expected=8)
+    for tp in range(8):
+        folder.rank(tp, State.NOT_SERVING, "sinks")
+    assert folder.problem().endswith("; and 5 more")
+
+
+def test_off_writes_once_and_does_not_get_stale(tmp_path):
+    folder = Folder(tmp_path, "off", ranks=0, expected=1)
+    folder.rank(0, updated_at=time.time() - 86400)
+    assert folder.check()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 99}'])
+def test_a_server_file_that_is_none(tmp_path, content):
+    (tmp_path / "server.json").write_text(content)
+    with pytest.raises(health.Unhealthy, match=r"server\.json"):
+        health.check(status.read(tmp_path))
+
+
+def test_a_folder_that_is_empty_or_missing(tmp_path):
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(health.Unhealthy, match="no server has reported"):
+            health.check(status.read(directory))
+
+
+def test_three_heartbeats_may_be_missed():
+    assert STALE_AFTER >= 3 * reporter.HEARTBEAT
+
+
+# ---- the endpoint
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[int]]]:
+    """A server that answers with the last code in the list; its URL."""
+    codes = [200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code = codes[-1]
+            if code == 0:
+                time.sleep(1)
+                return
+            self.send_response(code if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/health", codes
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_url_must_answer_200(tmp_path, endpoint):
+    (url, codes), folder = endpoint, Folder(tmp_path)
+    assert folder.check(url=url)
+    codes.append(503)
+    assert folder.problem(url=url) == f"{url} answers 503"
+    codes.append(0)
+    assert "does not answer" in folder.problem(url=url, timeout=0.2)
+
+
+def test_nobody_at_the_url(tmp_path):
+    assert "does not answer: Connection refused" in Folder(tmp_path).problem(url="http://127.0.0.1:9/health")
+
+
+@pytest.mark.parametrize("form", [["--port", "{}"], ["--port={}"], ["--port", "1", "--host", "0.0.0.0", "--port={}"]])
+def test_auto_is_where_the_servers_own_arguments_say(tmp_path, endpoint, form):
+    url, _ = endpoint
+    port = url.split(":")[2].split("/")[0]
+    folder = Folder(tmp_path)
+    folder.edit_server(argv=[part.format(port) for part in form])
+    assert folder.check(url="auto")
+    folder.edit_server(argv=[])
+    assert "http://127.0.0.1:30000/health" in folder.problem(url="auto", timeout=0.2)
+
+
+@pytest.mark.parametrize("url", ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/"])
+def test_a_url_that_is_none(tmp_path, url):
+    with pytest.raises(UsageError):
+        Folder(tmp_path).check(url=url)
+
+
+# ---- status
+
+
+def test_the_table_shows_each_rank_and_what_to_know(tmp_path, dead_pid):
+    folder = Folder(tmp_path, "validate", ranks=12, expected=12)
+    layer = {"model": "target", "layer": 7, "calls": 5, "rows": 9, "worst_rel_l2": 0.5, "rel_l2": 0.25, "max_abs": 2.0}
+    folder.rank(3, layers=[layer | {"compare_calls": 5, "exceeded_calls": 1, "nonfinite": 4}])
+    folder.rank(4, pid=dead_pid)
+    folder.rank(5, updated_at=time.time() - 3600)
+    folder.rank(6, State.NOT_SERVING, "a captured graph runs stock: sinks")
+    folder.rank(7, device={"compute_capability": "9.0"})
+    text = status.table(status.read(tmp_path))
+    rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("dp0")}
+    assert list(rows)[:3] == ["dp0-pp0-tp0", "dp0-pp0-tp1", "dp0-pp0-tp2"]
+    assert "12 of 12 ranks report" in text
+    assert "not_bf16 2" in rows["dp0-pp0-tp0"]
+    assert "serving, DEAD" in rows["dp0-pp0-tp4"]
+    assert "serving, STALE" in rows["dp0-pp0-tp5"]
+    assert "dp0-pp0-tp6: a captured graph runs stock: sinks" in text
+    assert any(line.startswith("layer 7 ") and "5.00e-01" in line for line in text.splitlines())
+    assert "warning: dp0-pp0-tp7 runs on compute capability 9.0" in text
+    assert "warning: dp0-pp0-tp3 left its bound in 1 calls" in text
+    assert "sha256 abababababab" in text
+
+
+def test_ranks_are_in_the_order_of_their_numbers(tmp_path):
+    Folder(tmp_path, ranks=11)
+    assert [rank.name for rank in status.read(tmp_path).ranks] == [f"dp0-pp0-tp{tp}" for tp in range(11)]
+
+
+def test_the_host_library_and_ranks_that_differ_are_warned_of(tmp_path):
+    folder = Folder(tmp_path)
+    folder.rank(0, library={"kind": "host", "path": "h.so", "sha256": "cd" * 32, "archs": []})
+    warnings = status.read(tmp_path).warnings()
+    assert any("host library" in warning for warning in warnings)
+    assert "the ranks run different libraries" in warnings
+    assert "warning: " in folder.check()
+
+
+def test_json_has_no_number_that_is_none(tmp_path):
+    folder = Folder(tmp_path)
+    folder.rank(0, layers=[{"layer": 0, "worst_rel_l2": float("inf"), "rel_l2": float("nan")}])
+    text = json.dumps(status.read(tmp_path).as_dict(), allow_nan=False)
+    assert json.loads(text)["ranks"][0]["layers"][0]["worst_rel_l2"] is None
