@@ -6,7 +6,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):  *## \(.*\)/  make \1\t\2/p' Makefile
 
 demo:  ## build the image on stand-in bases and serve with it on the CPU: off, validate, on
-	@ci/demo.py
+	@ci/demo/run
 
 test:  ## everything that a machine without a GPU can test
 	@ci/test

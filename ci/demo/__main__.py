@@ -1,0 +1,150 @@
+"""make demo, inside `ci/engine run`: builds the image on stand-in bases, serves with it in each mode, compares.
+
+Exit codes: 0 as it should be, 1 not so (the last lines say what), 69 this machine cannot run it, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from . import conversation, report, verdict
+from .progress import Progress
+from .stack import Stack, StackError
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+IMAGE = "kdtree:stand-in"
+MODES = ("off", "validate", "on")
+ARGUMENTS = "--speculative-algorithm NGRAM --sleep-on-idle"
+
+FAILED, UNAVAILABLE, INTERRUPTED = 1, 69, 130
+MEMORY = 4 << 30  # bytes: the server in the container, beside the engine
+DISK = 12 << 30  # bytes: what a first run leaves in build/, and what it needs on the way
+
+
+class DemoError(RuntimeError):
+    """The demo cannot go on; the text is one line."""
+
+    code = FAILED
+
+
+class Unavailable(DemoError):
+    """This machine cannot run the demo."""
+
+    code = UNAVAILABLE
+
+
+def check_machine() -> None:
+    """Raises Unavailable, with what to do, before anything is built."""
+    host = os.environ.get("DOCKER_HOST", "")
+    if not host.startswith("unix://"):
+        raise Unavailable(f"the engine must be this machine's own: DOCKER_HOST is '{host}'. Fix: run ci/demo/run")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:") and (free := int(line.split()[1]) << 10) < MEMORY:
+            raise Unavailable(
+                f"{MEMORY >> 30} GiB of memory are needed: {free >> 20} MiB are available. Fix: free some"
+            )
+    if not (BUILD / "image.json").exists() and (free := shutil.disk_usage(ROOT).free) < DISK:
+        raise Unavailable(f"{DISK >> 30} GiB of disk are needed: {free >> 20} MiB are free at {ROOT}. Fix: free some")
+
+
+def build_image() -> dict[str, object]:
+    """Builds docker/Dockerfile on stand-in bases; returns build/image.json. Raises DemoError."""
+    done = subprocess.run([ROOT / "ci" / "image", "--stand-in", f"--tag={IMAGE}"], stdout=sys.stderr, check=False)
+    if done.returncode != 0:
+        raise DemoError("the image was not built; the lines above say why")
+    found: dict[str, object] = json.loads((BUILD / "image.json").read_text(encoding="utf-8"))
+    return found
+
+
+def make_model(models: Path) -> str:
+    """Makes the model in `models`, with the image's own Python, unless it is there; returns its folder's name."""
+    maker = ROOT / "ci" / "demo" / "model.py"
+    name = f"mla-{hashlib.sha256(maker.read_bytes()).hexdigest()[:12]}"
+    models.mkdir(parents=True, exist_ok=True)
+    if (models / name).exists():
+        return name
+    done = subprocess.run(
+        [
+            *("docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"),
+            *(f"--volume={maker}:/model.py:ro", f"--volume={models}:/models"),
+            *(IMAGE, "python3", "/model.py", f"/models/{name}.part"),
+        ],
+        stdout=sys.stderr,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise DemoError("the model was not made; the lines above say why")
+    (models / f"{name}.part").rename(models / name)
+    return name
+
+
+def serve(stack: Stack, mode: str, progress: Progress) -> verdict.Run:
+    """One mode, from up to down. Raises StackError, or OSError where the server does not answer a request."""
+    progress.say(f"{mode}: starting")
+    stack.up(mode)
+    stack.wait_healthy(progress.tick)
+    progress.say(f"{mode}: healthy; {len(conversation.REQUESTS)} requests")
+    answers = conversation.hold(stack.url, heard=lambda answer: progress.tick(f"{answer.text}"))
+    run = verdict.Run(answers, report.figures(answers, stack.ranks()))
+    progress.say(f"{mode}: answered; stopping")
+    stack.down()
+    return run
+
+
+def demonstrate(progress: Progress) -> int:
+    """The whole of it; returns the exit code."""
+    check_machine()
+    progress.say("image: docker/Dockerfile on stand-in bases")
+    image = build_image()
+    models = BUILD / "demo" / "models"
+    model = make_model(models)
+    stack = Stack(ROOT, IMAGE, models, model, ARGUMENTS)
+    runs = {}
+    try:
+        stack.down()  # what an interrupted demo may have left
+        for mode in MODES:
+            runs[mode] = serve(stack, mode, progress)
+    finally:
+        # Whatever ends the demo, a second interrupt does not end the cleaning up.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if len(runs) < len(MODES):
+            progress.say("stopping the server")
+            with suppress(StackError):
+                stack.down()
+    seconds = progress.seconds
+    report.write(BUILD / "demo.json", runs, seconds, image)
+    print(f"\n{report.answers(runs)}\n\n{report.table(runs)}\n")
+    wrong = verdict.failures(runs)
+    for line in wrong:
+        print(f"kdtree: {line}", file=sys.stderr)
+    if not wrong:
+        print("off, validate and on answered as they must.")
+    print(f"{seconds:.0f} s. build/demo.json has the figures. Images and caches stay, under build/ or in your own")
+    print("engine; make clean removes them. Not shown: a GPU (docs/demo.md).")
+    return FAILED if wrong else 0
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return demonstrate(Progress())
+    except KeyboardInterrupt:
+        print("kdtree: the demo was interrupted; nothing of it runs any more", file=sys.stderr)
+        return INTERRUPTED
+    except (DemoError, StackError, OSError) as error:
+        print(f"kdtree: demo: {error}", file=sys.stderr)
+        return error.code if isinstance(error, DemoError) else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

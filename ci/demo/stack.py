@@ -1,0 +1,139 @@
+"""The server under Docker Compose, as compose.yaml has it with the CPU overlay, one mode at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PROJECT = "kdtree-demo"
+FILES = ("compose.yaml", "compose.cpu.yaml")
+SERVICE = "server"
+MODELS_IN_CONTAINER = "/root/.cache/huggingface"  # where compose.yaml mounts KDTREE_MODELS
+HEALTHY_SECONDS = 300
+SETTLED_SECONDS = 30
+
+
+class StackError(RuntimeError):
+    """The server does not come up or does not answer as it should; the text is one line."""
+
+
+class Stack:
+    """One Compose project. `up`, ask `url`, `ranks`, `down`; `down` is right at any time.
+
+    Args:
+        root: The checkout.
+        image: The image to serve with.
+        models: Folder on the host that holds the model's.
+        model: The model's folder name.
+        arguments: Server arguments beside those of the Compose files.
+    """
+
+    def __init__(self, root: Path, image: str, models: Path, model: str, arguments: str):
+        self._root = root
+        self._port = _free_port()
+        # No setting of the user's own reaches the demo: not from the shell, not from .env.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("KDTREE_", "COMPOSE_"))}
+        self._environment = environment | {
+            "KDTREE_IMAGE": image,
+            "KDTREE_MODELS": str(models),
+            "KDTREE_MODEL": f"{MODELS_IN_CONTAINER}/{model}",
+            "KDTREE_SERVER_ARGS": arguments,
+            "KDTREE_LISTEN": f"127.0.0.1:{self._port}",
+            "KDTREE_RESTART": "no",
+        }
+        self._container = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def up(self, mode: str) -> None:
+        """Starts the server; it is not ready yet. Raises StackError."""
+        self._compose("up", "--detach", "--no-build", "--quiet-pull", environment={"KDTREE_VERIFY": mode})
+        self._container = self._compose("ps", "--all", "--quiet", SERVICE).strip()
+
+    def wait_healthy(self, tick: Callable[[str], None]) -> None:
+        """Waits until the image's own health check is good and HTTP answers; `tick` gets what the server does now.
+
+        Raises:
+            StackError: The container ended, or is not healthy in HEALTHY_SECONDS.
+        """
+        deadline = time.monotonic() + HEALTHY_SECONDS
+        while time.monotonic() < deadline:
+            state = json.loads(self._docker("inspect", "--format={{json .State}}", self._container))
+            if state["Status"] != "running":
+                raise StackError(f"the server ended with status {state['ExitCode']}: {self.last_lines(15)}")
+            health = state["Health"]["Status"]
+            if health == "healthy" and self._serves():
+                return
+            tick(f"{health}: {self.last_lines(1)}")
+            time.sleep(1)
+        raise StackError(f"the server is not healthy after {HEALTHY_SECONDS} s: {self.last_lines(15)}")
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """What each rank reports, all of it younger than this call; in mode off a rank reports once.
+
+        Raises:
+            StackError: A rank is silent.
+        """
+        asked, deadline = time.time(), time.monotonic() + SETTLED_SECONDS
+        while time.monotonic() < deadline:
+            status = self._compose("exec", "--no-TTY", SERVICE, "kdtree", "status", "--json")
+            ranks: list[dict[str, Any]] = json.loads(status)["ranks"]
+            if ranks and all(rank["mode"] == "off" or rank["updated_at"] > asked for rank in ranks):
+                return ranks
+            time.sleep(0.5)
+        raise StackError(f"a rank has not reported for {SETTLED_SECONDS} s")
+
+    def down(self) -> None:
+        """Ends the server, if there is one, and removes all that `up` made but the image."""
+        self._compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
+
+    def last_lines(self, count: int) -> str:
+        """The end of the server's log, in one line."""
+        done = subprocess.run(
+            ["docker", "logs", "--tail", str(count), self._container],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        return " | ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+    def _serves(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/model_info", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def _compose(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
+        files = [f"--file={self._root / name}" for name in FILES]
+        command = ["docker-compose", f"--project-name={PROJECT}", "--env-file=/dev/null", *files, *arguments]
+        return _output(command, self._environment | (environment or {}))
+
+    def _docker(self, *arguments: str) -> str:
+        return _output(["docker", *arguments], self._environment)
+
+
+def _output(command: list[str], environment: dict[str, str]) -> str:
+    # A session of its own: an interrupt from the keyboard must not cut short what cleans up.
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, start_new_session=True)
+    if done.returncode != 0:
+        said = " | ".join(line for line in done.stderr.splitlines() if line.strip())[-600:]
+        raise StackError(f"{command[0]} {' '.join(arg for arg in command[1:] if arg[0] != '-')}: {said}")
+    return done.stdout
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
