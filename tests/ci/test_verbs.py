@@ -21,7 +21,7 @@ def test_the_verbs_are_the_documented_ones() -> None:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_a_verb_calls_a_program_in_ci(verb: str) -> None:
     program = ROOT / RULES[verb]
-    assert program.parent == ROOT / "ci"
+    assert ROOT / "ci" in program.parents
     assert os.access(program, os.X_OK)
 
 
