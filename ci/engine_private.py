@@ -157,7 +157,7 @@ class PrivateEngine:
     def _settings(self) -> dict[str, object]:
         network = self._free_network()
         bridge_net, pool = list(network.subnets(prefixlen_diff=1))
-        address = ipaddress.ip_interface(f"{bridge_net[1]}/{bridge_net.prefixlen}")
+        address = ipaddress.IPv4Interface(f"{bridge_net[1]}/{bridge_net.prefixlen}")
         add_bridge(self.bridge, address)
         return {
             "hosts": [self.host],
@@ -176,7 +176,7 @@ class PrivateEngine:
     def _free_network(self) -> ipaddress.IPv4Network:
         """A /20 of 10.200.0.0/13: last time's, else one chosen by the checkout's hash that is free here."""
         routes = [network for _, network in host_routes()]
-        candidates = list(ipaddress.ip_network("10.200.0.0/13").subnets(new_prefix=20))
+        candidates = list(ipaddress.IPv4Network("10.200.0.0/13").subnets(new_prefix=20))
         start = self.seed % len(candidates)
         recorded = self._recorded_network()
         for network in [*([recorded] if recorded else []), *candidates[start:], *candidates[:start]]:

@@ -172,8 +172,8 @@ def sglang() -> str:
     content = (repr(locked(SGLANG_SETS)).encode(), repr(arguments).encode(), RECIPE, shim, torchvision)
     image = f"kdtree-standin/sglang:{stamp(*content, base.encode())}"
     if not exists(image):
-        contexts = {"base": f"docker-image://{base}", "parts": parts("sglang", SGLANG_SETS, torchvision), "shim": shim}
-        build("sglang", image, contexts, arguments)
+        given = parts("sglang", SGLANG_SETS, torchvision)
+        build("sglang", image, {"base": f"docker-image://{base}", "parts": given, "shim": shim}, arguments)
     return image
 
 
