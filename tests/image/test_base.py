@@ -1,0 +1,88 @@
+"""docker/base-assumptions.toml: each assumption, broken, is one clear line; the Dockerfile's build stops there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pins
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Ran
+
+pytestmark = pytest.mark.docker
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = (ROOT / "docker" / "base-assumptions.toml").read_text()
+COMMIT = pins.get(pins.load(), "sglang.commit")
+
+
+@pytest.fixture
+def check(run: Callable[..., Ran], image: dict[str, Any], tmp_path: Path) -> Callable[..., Ran]:
+    """check_base.py in the base image, with a list, a commit, and the options of a container."""
+
+    def checked(assumptions: str = LIST, commit: str = COMMIT, **options: Any) -> Ran:
+        (tmp_path / "list.toml").write_text(assumptions)
+        volumes = {
+            str(ROOT / "docker" / "check_base.py"): {"bind": "/check_base.py", "mode": "ro"},
+            str(tmp_path): {"bind": "/list", "mode": "ro"},
+        }
+        command = ("/check_base.py", "/list/list.toml", commit)
+        return run(*command, image=image["base"], entrypoint="/opt/sglang/bin/python", volumes=volumes, **options)
+
+    return checked
+
+
+def test_the_base_is_as_assumed(check: Callable[..., Ran]) -> None:
+    found = check()
+    assert (found.code, found.output) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("/opt/sglang/bin/python", "/opt/venv/bin/python", "Python is /opt/venv/bin/python: /opt/sglang/bin/python"),
+        ('minimum = "3.11"', 'minimum = "3.12"', "Python is at least 3.12"),
+        ('"setuptools"]', '"setuptools", "nosuch"]', "has nosuch"),
+        ("/sgl-workspace/sglang/python", "/src/sglang", "editable install under /src/sglang"),
+        ('below = "0.5.24"', 'below = "0.5.22"', "SGLang is at least 0.5.20 and below 0.5.22: 0.5.23"),
+        ("compute,utility", "all", "NVIDIA_DRIVER_CAPABILITIES is all"),
+        ('home = "/root"', 'home = "/home/sglang"', "home folder is /home/sglang"),
+        ("/root/.cache", "/var/cache/sglang", "/var/cache/sglang exists"),
+        ("nvidia_entrypoint.sh", "other.sh", "/opt/nvidia/other.sh exists"),
+    ],
+)
+def test_a_base_that_differs(check: Callable[..., Ran], old: str, new: str, words: str) -> None:
+    assert old in LIST
+    found = check(LIST.replace(old, new))
+    lines = found.output.splitlines()
+    assert (found.code, len(lines)) == (78, 1), found.output
+    assert lines[0].startswith("kdtree: base image: not so: ")
+    assert words in lines[0]
+    assert "Fix: " in lines[0]
+
+
+def test_variables_that_differ(check: Callable[..., Ran]) -> None:
+    assert "VIRTUAL_ENV is not set" in check(environment={"VIRTUAL_ENV": "/opt/sglang"}).output
+    assert "SGLANG_BUILD_COMMIT begins with" in check(environment={"SGLANG_BUILD_COMMIT": "0123"}).output
+    assert "user is 0: 1000" in check(user="1000").output
+
+
+def test_the_build_stops_at_a_base_that_differs(image: dict[str, Any]) -> None:
+    pinned = pins.load()
+    done = subprocess.run(
+        [
+            *("docker-buildx", "build", "--progress=plain", "--network=none", "--build-arg=SGLANG_COMMIT=0123456"),
+            f"--build-context={pins.get(pinned, 'images.sglang')}=docker-image://{image['base']}",
+            f"--build-context={pins.get(pinned, 'images.cuda-devel')}=docker-image://{image['base']}",
+            *("--target=runtime", "--file=docker/Dockerfile", "."),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "kdtree: base image: not so: SGLANG_BUILD_COMMIT begins with 0123456" in done.stderr
