@@ -103,7 +103,6 @@ class Setup:
     def __init__(self, library, mode: Mode):
         torch.manual_seed(0)
         kernel = Kernel(library, GPU)
-        kernel.reserve(heads=HEADS, draft_tokens=DRAFT, batch=REQUESTS)
         self.rank = Rank(mode, kernel, Records(GPU))
         cls = backend_class()
         self.stock = cls(None)

@@ -19,9 +19,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def arm(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`arm(mode, **config)` patches TritonAttnBackend as the plugin would, and returns the plugin's Process."""
+    from sglang.srt.layers.attention import triton_backend
+
     from kdtree_verify import config
     from kdtree_verify.process import Process
-    from sglang.srt.layers.attention import triton_backend
 
     cls = triton_backend.TritonAttnBackend
     stock = {name: cls.__dict__[name] for name in ("__init__", "forward_extend")}
@@ -47,9 +48,7 @@ def defective_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     name = FILE_NAMES[Device.CPU]
     source = Path(__file__).with_name("defective_library.c")
     command = ["gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
-    subprocess.run(
-        [*command, f"-I{ROOT / 'kernel' / 'include'}", source, "-o", directory / name, "-ldl"], check=True
-    )
+    subprocess.run([*command, f"-I{ROOT / 'kernel' / 'include'}", source, "-o", directory / name, "-ldl"], check=True)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("KDTREE_DEFECT_OF", str((from_environment().library_dir / name).resolve()))
         yield directory

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from kdtree_cpu_shim import triton_interpreter
 
 triton_interpreter.install()

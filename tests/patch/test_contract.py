@@ -70,7 +70,12 @@ def test_the_wrapper_has_the_contracts_signature() -> None:
             "save_kv_cache=False,\n        sinks=None,\n        score_mod=None",
             "forward_extend has changed: new: save_kv_cache=False; gone: save_kv_cache=True",
         ),
-        (KERNEL, "def extend_attention_fwd(\n    q_extend,", "def extend_attention_fwd(\n    q,", "new: q; gone: q_ext"),
+        (
+            KERNEL,
+            "def extend_attention_fwd(\n    q_extend,",
+            "def extend_attention_fwd(\n    q,",
+            "new: q; gone: q_ext",
+        ),
         (
             KERNEL,
             "    k_extend,\n    v_extend,\n    o_extend,\n    k_buffer,",
@@ -123,8 +128,9 @@ def test_drift_by_another_plugin(arm, monkeypatch, capsys) -> None:
 
 
 def test_an_attention_function_that_changed(arm, monkeypatch, capsys) -> None:
-    from rig import Rig
     from sglang.kernels.ops.attention import extend_attention
+
+    from rig import Rig
 
     monkeypatch.setattr(extend_attention, "extend_attention_fwd", lambda q, k, v: None)
     arm("validate")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
-from rig import Rig
 from sglang.srt.layers.radix_attention import AttentionType
 
 from kdtree_verify import eligibility
@@ -13,6 +11,7 @@ from kdtree_verify.call import Call
 from kdtree_verify.eligibility import Reason
 from kdtree_verify.records import LAYER_SLOTS, Model
 from kdtree_verify.state import State
+from rig import Rig
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,7 +60,7 @@ CALLS = {
     "qo-indptr-empty": (lambda c: {"qo_indptr": c.qo_indptr[:0]}, Reason.INDEX_LAYOUT),
     "indices-strided": (lambda c: {"kv_indices": strided(c.kv_indices)}, Reason.INDEX_LAYOUT),
     "indices-none": (lambda c: {"kv_indices": None}, Reason.INDEX_LAYOUT),
-    "too-many-requests": (lambda c: {"qo_indptr": torch.arange(9), "kv_indptr": torch.arange(9)}, Reason.BATCH),
+    "too-many-requests": (lambda c: {"qo_indptr": torch.arange(1026), "kv_indptr": torch.arange(1026)}, Reason.BATCH),
     "too-many-draft-tokens": (lambda c: {"max_len_extend": 257}, Reason.DRAFT_TOKENS),
     "no-draft-tokens": (lambda c: {"max_len_extend": None}, Reason.DRAFT_TOKENS),
     "mask-2d": (lambda c: {"custom_mask": c.custom_mask.view(8, -1)}, Reason.MASK_LAYOUT),
@@ -126,7 +125,7 @@ def eligible() -> tuple[Call, eligibility.Limits]:
     rig.backend.extend_attention_fwd = lambda *args, **kwargs: calls.append(Call(*args, **kwargs))
     rig.run(step)
     description = library.load(from_environment().library_dir, Device.CPU).description
-    limits = eligibility.Limits.of(description, torch.device("cpu"), heads=128, draft_tokens=256, batch=4)
+    limits = eligibility.Limits.of(description, torch.device("cpu"))
     return calls[0], limits
 
 

@@ -118,7 +118,7 @@ def test_off_hands_over_even_if_nothing_of_ours_works(tmp_path) -> None:
 
 
 def test_sglang_answers_for_help_and_mistakes(tmp_path) -> None:
-    run = launch("on", "--no-such-option", state_dir=tmp_path)
+    run = launch("on", "--no-such-option", state_dir=tmp_path, SGLANG_PLUGINS="kdtree")
     assert run.returncode == 2
     assert "unrecognized arguments: --no-such-option" in run.stderr or "--model-path" in run.stderr
 

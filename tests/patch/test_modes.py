@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import torch
-from rig import Rig, TritonAttnBackend
 
 from kdtree_verify import report, state
 from kdtree_verify.eligibility import Reason
 from kdtree_verify.records import Model
 from kdtree_verify.state import State
+from rig import Rig, TritonAttnBackend
 
 WAYS = pytest.mark.parametrize(
     "way",

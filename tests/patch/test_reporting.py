@@ -133,7 +133,7 @@ def test_the_thread_keeps_the_file_up_to_date(arm, tmp_path, monkeypatch, caplog
 
 def test_a_folder_that_is_gone_does_not_end_the_server(validating, caplog, monkeypatch) -> None:
     process, folder = validating
-    talk = reporter.Reporter(process.rank, folder / "rank-x.json", lambda: {}, 60.0)
+    talk = reporter.Reporter(process.rank, folder / "rank-x.json", dict, 60.0)
 
     def full(path, document):
         raise OSError("no space")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rig import Rig
 
 from kdtree_verify import kernel, report
 from kdtree_verify.abi import Status
@@ -12,6 +11,7 @@ from kdtree_verify.eligibility import Reason
 from kdtree_verify.errors import LibraryError
 from kdtree_verify.records import Model
 from kdtree_verify.state import State
+from rig import Rig
 
 
 @pytest.fixture

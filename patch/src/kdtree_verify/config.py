@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from .errors import UsageError
 
@@ -21,6 +22,8 @@ class Device(StrEnum):
     CUDA = "cuda"
     CPU = "cpu"
 
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 DEFAULT_LIBRARY_DIR = Path("/opt/kdtree/lib")
 IMAGE_STATE_DIR = Path("/run/kdtree")
@@ -61,7 +64,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> Config:
     )
 
 
-def _choice(env: Mapping[str, str], name: str, kind: type[StrEnum], default: StrEnum):
+def _choice(env: Mapping[str, str], name: str, kind: type[_Choice], default: _Choice) -> _Choice:
     text = env.get(name, "")
     if not text:
         return default

@@ -22,9 +22,7 @@ ATTENTION_CALL = "extend_attention_fwd"
 # The one helper through which forward_extend may make the call (SGLang 0.5.23).
 CALL_HELPER = "_forward_extend_kernel"
 
-FORWARD_EXTEND = (
-    "self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, score_mod=None, aux_tensors=None"
-)
+FORWARD_EXTEND = "self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, score_mod=None, aux_tensors=None"
 EXTEND_ATTENTION_FWD = (
     "q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, custom_mask, "
     "is_causal, mask_indptr, max_len_extend, k_scale, v_scale, sm_scale=None, logit_cap=0.0, "
@@ -33,9 +31,7 @@ EXTEND_ATTENTION_FWD = (
     "aux_tensors=None, extend_seq_lens_cpu=None, identity_kv_indices=False"
 )
 
-_FIX = (
-    "use an SGLang that this release names (README, \"Versions\"), or set KDTREE_VERIFY=off to serve without the kernel"
-)
+_FIX = "use an SGLang that this release was tested with (0.5.21, 0.5.23), or set KDTREE_VERIFY=off"
 
 
 def drift(what: str, found: str) -> ContractError:
@@ -151,9 +147,9 @@ def _parse(root: Path, module: str) -> ast.Module:
         raise drift(f"SGLang's {module} cannot be read", str(error)) from error
 
 
-def _find(tree: ast.AST, kind: type, name: str) -> Any:
+def _find(tree: ast.AST, kind: type[ast.AST], name: str) -> Any:
     body = getattr(tree, "body", [])
-    return next((node for node in body if isinstance(node, kind) and node.name == name), None)
+    return next((node for node in body if isinstance(node, kind) and getattr(node, "name", None) == name), None)
 
 
 def _calls_self(function: ast.FunctionDef, name: str) -> bool:

@@ -65,7 +65,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a library, its device and its workspace can take."""
+    """What a library takes on its device."""
 
     device: torch.device
     q_dtypes: frozenset[torch.dtype]
@@ -78,17 +78,16 @@ class Limits:
     batch: int
 
     @staticmethod
-    def of(description: Description, device: torch.device, *, heads: int, draft_tokens: int, batch: int) -> Limits:
-        """The limits of a library whose workspace was made for `heads`, `draft_tokens` and `batch`."""
+    def of(description: Description, device: torch.device) -> Limits:
         return Limits(
             device=device,
             q_dtypes=_torch_dtypes(description.q_dtypes),
             pool_dtypes=_torch_dtypes(description.pool_dtypes),
             out_dtypes=_torch_dtypes(description.out_dtypes),
             alignment=16 if device.type == "cuda" else 1,
-            heads=heads,
-            draft_tokens=draft_tokens,
-            batch=batch,
+            heads=description.max_heads,
+            draft_tokens=description.max_draft_tokens,
+            batch=description.max_batch,
         )
 
 
@@ -242,13 +241,13 @@ _MASK_DTYPES = frozenset((torch.uint8, torch.bool))
 
 
 def _mask(call: Call) -> Reason | None:
-    mask = call.custom_mask
+    mask, offsets = call.custom_mask, call.mask_indptr
     if mask is None:
         return None
     batch = call.qo_indptr.shape[0] - 1
     if not _is_flat(mask, _MASK_DTYPES) or not call.skip_prefix_custom_mask:
         return Reason.MASK_LAYOUT
-    if not _is_flat(call.mask_indptr, _INDEX_DTYPES) or call.mask_indptr.shape[0] < batch:
+    if offsets is None or not _is_flat(offsets, _INDEX_DTYPES) or offsets.shape[0] < batch:
         return Reason.MASK_LAYOUT
     # The lengths are on the device, which bounds every read. What can be said here: a mask holds at least the
     # rows of one request of T tokens on an empty prefix (requests padded in eager mode bring none of their own).

@@ -103,9 +103,7 @@ def _make_forward_extend(stock: Callable[..., Any]) -> Callable[..., Any]:
             if not forward_batch.forward_mode.is_target_verify():
                 guard.rank.not_verify_calls += 1
             else:
-                reason = guard.rank.examine(
-                    eligibility.forward_reason, self, layer, sinks, score_mod, aux_tensors
-                )
+                reason = guard.rank.examine(eligibility.forward_reason, self, layer, sinks, score_mod, aux_tensors)
                 if reason is None:
                     turn = _Turn(guard, layer.layer_id)
                 else:

@@ -39,9 +39,7 @@ class _Finder(MetaPathFinder):
         self.waiting: dict[str, list[Action]] = {}
         self._searching: set[str] = set()
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in self.waiting or name in self._searching:
             return None
         self._searching.add(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
 from . import abi
@@ -16,11 +18,12 @@ from .records import Place
 # pool: it casts q and P to fp8) from float64; ours is closer than either.
 REL_L2_BOUND = 0.02
 REL_L2_BOUND_FP8_POOL = 0.15
+_Args = TypeVar("_Args", abi.VerifyArgs, abi.CompareArgs)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Kernel:
-    """Launches on the current stream; nothing here allocates on the device or waits for it but `reserve`.
+    """Launches on the current stream. Only the constructor allocates, and nothing waits for the device.
 
     One workspace serves every call: SGLang's verify calls of one process follow each other on one stream.
 
@@ -49,25 +52,16 @@ class Kernel:
                 f"{device}, the library is for {', '.join(library.description.archs) or 'the host'}",
                 "rebuild the image with this GPU's architecture, or set KDTREE_VERIFY=off",
             )
-        self._workspaces: list[torch.Tensor] = []
-        self.limits = self._limits(0, 0, 0)
-
-    def reserve(self, *, heads: int, draft_tokens: int, batch: int) -> None:
-        """Makes the workspace large enough for calls of this size; before capture, since it allocates.
-
-        A smaller workspace is kept: a captured graph may hold its address.
-        """
-        description, now = self.library.description, self.limits
-        heads = min(max(heads, now.heads), description.max_heads)
-        draft_tokens = min(max(draft_tokens, now.draft_tokens), description.max_draft_tokens)
-        batch = min(max(batch, now.batch), description.max_batch)
-        if (heads, draft_tokens, batch) == (now.heads, now.draft_tokens, now.batch):
-            return
-        size = self.library.workspace_size(
-            device=self._ordinal, num_heads=heads, max_q_len=draft_tokens, max_batch=batch
+        self.limits = Limits.of(library.description, device)
+        # Its size is a matter of the device and not of the server (about 50 MB on 188 multiprocessors), so it is made
+        # for all that the library takes: a captured graph holds its address, and it must never move.
+        size = library.workspace_size(
+            device=self._ordinal,
+            num_heads=self.limits.heads,
+            max_q_len=self.limits.draft_tokens,
+            max_batch=self.limits.batch,
         )
-        self._workspaces.append(torch.empty(size, dtype=torch.uint8, device=self.device))
-        self.limits = self._limits(heads, draft_tokens, batch)
+        self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
 
     def verify(self, call: Call, out: torch.Tensor, place: Place) -> int:
         """Computes the call into `out` [tokens, heads, 512]; returns the library's status."""
@@ -87,15 +81,11 @@ class Kernel:
         """Whether what is launched now goes into a CUDA graph."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def _limits(self, heads: int, draft_tokens: int, batch: int) -> Limits:
-        return Limits.of(self.library.description, self.device, heads=heads, draft_tokens=draft_tokens, batch=batch)
-
     def _stream(self) -> int | None:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
 
-    def _on_stream(self, args: abi.VerifyArgs | abi.CompareArgs, place: Place):
-        workspace = self._workspaces[-1]
+    def _on_stream(self, args: _Args, place: Place) -> _Args:
         args.device, args.stream = self._ordinal, self._stream()
-        args.workspace, args.workspace_bytes = workspace.data_ptr(), workspace.numel()
+        args.workspace, args.workspace_bytes = self._workspace.data_ptr(), self._workspace.numel()
         args.record, args.mirror = place.record, place.mirror
         return args

@@ -65,12 +65,9 @@ class Process:
         """A backend was constructed: proves and arms the kernel the first time, and guards the backend."""
         with self._fail_closed():
             draft = getattr(model_runner, "is_draft_worker", False)
-            draft_tokens = max(backend.num_draft_tokens or 0, backend.target_verify_num_tokens_per_req or 0)
             if self.rank is None:
-                self.rank = self._arm(torch.device(model_runner.device), backend.num_head, draft_tokens)
-            self.rank.kernel.reserve(
-                heads=backend.num_head, draft_tokens=draft_tokens, batch=backend.req_to_token_pool.size
-            )
+                device = torch.device(model_runner.device)
+                self.rank = self._arm(device, backend.num_head, backend.num_draft_tokens or 1)
             hook.guard_backend(backend, self.rank, Model.DRAFT if draft else Model.TARGET)
             if not draft:
                 self._target_armed = True
@@ -92,22 +89,15 @@ class Process:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         kernel = Kernel(library.load(self.config.library_dir, self.config.device), device)
-        limits = kernel.library.description
-        proof = selftest.run(
-            kernel.library,
-            device,
-            min(max(heads, 1), limits.max_heads),
-            min(max(draft_tokens, 1), limits.max_draft_tokens),
-        )
+        limits = kernel.limits
+        proof = selftest.run(kernel.library, device, min(heads, limits.heads), min(draft_tokens, limits.draft_tokens))
         proof.raise_if_failed()
         logger.info("kdtree: self-test on %s", proof.summary())
 
         rank = Rank(self.config.mode, kernel, Records(device))
         identity, facts = state.this_rank(), _device_facts(device)
         path = state.rank_path(self.config.state_dir, identity)
-        Reporter(
-            rank, path, lambda: report.document(rank, identity, facts), self.config.log_interval
-        ).start()
+        Reporter(rank, path, lambda: report.document(rank, identity, facts), self.config.log_interval).start()
         return rank
 
     def _fail(self, error: KdtreeError) -> None:

@@ -72,6 +72,7 @@ class Records:
     """
 
     def __init__(self, device: torch.device):
+        self._mirror: int | None = None
         if device.type == "cuda":
             from . import gpu
 
@@ -79,7 +80,7 @@ class Records:
             host, self._mirror = gpu.mapped_host_memory(device.index, _BYTES)
         else:
             self._memory = torch.zeros(_BYTES, dtype=torch.uint8)
-            host, self._mirror = self._memory.data_ptr(), None
+            host = self._memory.data_ptr()
         self._base = self._memory.data_ptr()
         self._bytes = (ctypes.c_char * _BYTES).from_address(host)
         self._records = (LayerRecord * LAYER_SLOTS).from_address(host)

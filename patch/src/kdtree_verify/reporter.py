@@ -63,6 +63,7 @@ class Reporter:
 
     def _run(self) -> None:
         seen: tuple[Any, ...] = ()
+        told_line = ""
         written = told = time.monotonic()
         while True:
             time.sleep(LOOK_EVERY)
@@ -74,9 +75,9 @@ class Reporter:
                 if (found != seen and now - written >= WRITE_EVERY) or now - written >= HEARTBEAT:
                     self.write()
                     seen, written = found, now
-                if now - told >= self._interval:
-                    logger.info("%s", report.line(self._rank))
-                    told = now
+                if now - told >= self._interval and (line := report.line(self._rank)) != told_line:
+                    logger.info("%s", line)
+                    told, told_line = now, line
             except Exception:
                 # Reporting goes on, and must not flood the log.
                 logger.exception("kdtree: the report failed")
