@@ -5,6 +5,7 @@
  */
 #include "common/record.h"
 #include "launch.h"
+#include "warp.cuh"
 
 namespace kdtree {
 namespace {
@@ -21,13 +22,9 @@ struct RowTable {
   unsigned long long refused;
 };
 
-__device__ __forceinline__ int64_t rows_of(const kdtree_compare_args& args, int request) {
-  return load_compared_rows(args, request).length;
-}
-
 /* All threads call it together. */
-__device__ void fill_table(const kdtree_compare_args& args, RowTable& table) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+__device__ __forceinline__ void fill_table(const kdtree_compare_args& args, RowTable& table) {
+  const int warp = threadIdx.x / 32;
   const int each = (args.batch + kCompareThreads - 1) / kCompareThreads;
   const int first = min(static_cast<int>(threadIdx.x) * each, args.batch), last = min(first + each, args.batch);
   if (threadIdx.x == 0) table.refused = 0, table.before[args.batch] = 0;
@@ -39,18 +36,14 @@ __device__ void fill_table(const kdtree_compare_args& args, RowTable& table) {
     rows += window.length;
     refused += window.refused;
   }
-  int64_t upto = rows;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int64_t other = __shfl_up_sync(~0u, upto, distance);
-    if (lane >= distance) upto += other;
-  }
-  if (lane == 31) table.warp_rows[warp] = upto;
+  const int64_t upto = warp_prefix_sum(rows);
+  if (threadIdx.x % 32 == 31) table.warp_rows[warp] = upto;
   __syncthreads();
   int64_t before = upto - rows;
   for (int w = 0; w < warp; ++w) before += table.warp_rows[w];
   for (int i = first; i < last; ++i) {
     table.before[i] = before;
-    before += rows_of(args, i);
+    before += load_compared_rows(args, i).length;
     table.before[i + 1] = before;
   }
   if (refused > 0) atomicAdd(&table.refused, refused);
@@ -99,7 +92,7 @@ __device__ __forceinline__ void add(CompareSums& sums, const CompareSums& other)
 }
 
 /* The CTA's sum, in thread 0; the order of the additions depends on nothing but the CTA's size. */
-__device__ void reduce(CompareSums& sums, CompareSums (&scratch)[kCompareThreads]) {
+__device__ __forceinline__ void reduce(CompareSums& sums, CompareSums (&scratch)[kCompareThreads]) {
   scratch[threadIdx.x] = sums;
   for (int half = kCompareThreads / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -128,7 +121,6 @@ extern "C" __global__ void __launch_bounds__(kCompareThreads)
         static_cast<const uint16_t*>(args.stock) + token * args.stock_stride_token + head * args.stock_stride_head;
     const uint16_t* const ours =
         static_cast<const uint16_t*>(args.ours) + token * args.ours_stride_token + head * args.ours_stride_head;
-#pragma unroll
     for (int vector = lane; vector < KDTREE_V_DIM / kVector; vector += 32)
       add_vectors(sums, reinterpret_cast<const uint4*>(stock)[vector], reinterpret_cast<const uint4*>(ours)[vector]);
   }
@@ -149,11 +141,14 @@ extern "C" __global__ void __launch_bounds__(kCompareThreads)
   if (threadIdx.x == 0) add_compare(args.record, args.mirror, sums, args.rel_l2_bound, args.max_abs_bound);
 }
 
-extern "C" __global__ void kdtree_count_one(uint64_t* counter, uint64_t* mirror) { publish(*counter, mirror, *counter + 1); }
+extern "C" __global__ void kdtree_count_one(uint64_t* counter, uint64_t* mirror) {
+  publish(*counter, mirror, *counter + 1);
+}
 
-const Entry kCompareRows = {"kdtree_compare_rows", reinterpret_cast<const void*>(kdtree_compare_rows), kCompareThreads, 0};
-const Entry kCompareTotal = {"kdtree_compare_total", reinterpret_cast<const void*>(kdtree_compare_total), kCompareThreads,
-                             0};
+const Entry kCompareRows = {"kdtree_compare_rows", reinterpret_cast<const void*>(kdtree_compare_rows), kCompareThreads,
+                            0};
+const Entry kCompareTotal = {"kdtree_compare_total", reinterpret_cast<const void*>(kdtree_compare_total),
+                             kCompareThreads, 0};
 const Entry kCountOne = {"kdtree_count_one", reinterpret_cast<const void*>(kdtree_count_one), 1, 0};
 
 uint64_t compare_workspace_bytes(int multiprocessors) {

@@ -7,7 +7,8 @@
 
 namespace kdtree {
 
-/* The multiprocessors of a device, or a status. Reads attributes only: it creates no context and is safe under capture. */
+/* The multiprocessors of a device, or a status. Reads attributes only: it creates no context and is safe under capture.
+ */
 int supported_device(int device, int* multiprocessors);
 
 /* Makes a device current for as long as it lives: launches go to the current one, whatever the stream. */

@@ -8,6 +8,7 @@
 
 #include "common/record.h"
 #include "scores.cuh"
+#include "warp.cuh"
 #include "workspace.cuh"
 
 namespace kdtree {
@@ -35,9 +36,9 @@ static_assert(kFewParts <= 32, "a lane a part");
 struct MergeShared {
   int warp_items[kMergeWarps];
   unsigned long long refused;
-  int cta, item;             // whose report tells of the tile, and which of the tile's items is next
-  float weight[kMaxCtas];    // of each part of a row
-  float sum;                 // the row's denominator
+  int cta, item;           // whose report tells of the tile, and which of the tile's items is next
+  float weight[kMaxCtas];  // of each part of a row
+  float sum;               // the row's denominator
   float4 group[kMergeGroups][kMergeColumns];
 };
 
@@ -49,16 +50,11 @@ __device__ __forceinline__ const PartialTile& part_of(const Workspace& workspace
   return part == 0 ? workspace.tail(cta) : workspace.front(cta + part);
 }
 
-template <typename Combine>
-__device__ __forceinline__ float warp_all(float value, Combine combine) {
-  for (int distance = 16; distance > 0; distance /= 2) value = combine(value, __shfl_xor_sync(~0u, value, distance));
-  return value;
-}
-
 /* The factors of a row's parts, 2^(its maximum - the row's), stored as store(part, factor); one warp does it together.
  * Returns the row's denominator. */
 template <typename StoreWeight>
-__device__ __forceinline__ float weigh_parts(const Workspace& workspace, int cta, int parts, int row, StoreWeight store) {
+__device__ __forceinline__ float weigh_parts(const Workspace& workspace, int cta, int parts, int row,
+                                             StoreWeight store) {
   const int lane = threadIdx.x % 32;
   float highest = -INFINITY, sum = kNothingSeen;
   for (int i = lane; i < parts; i += 32) highest = fmaxf(highest, part_of(workspace, cta, i).max[row]);
@@ -82,7 +78,8 @@ __device__ __forceinline__ void store_merged(uint16_t* to, const float4& sum, fl
 }
 
 /* One row of a tile in few parts, by one warp. */
-__device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace, int cta, int row) {
+__device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace, int cta,
+                                          int row) {
   const CtaReport& report = workspace.reports[cta];
   if (row >= report.rows) return;
   const int lane = threadIdx.x % 32;
@@ -103,8 +100,8 @@ __device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const 
 }
 
 /* One row of a tile in many parts, by all threads. */
-__device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_verify_args& args, const Workspace& workspace,
-                                           int cta, int row) {
+__device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_verify_args& args,
+                                           const Workspace& workspace, int cta, int row) {
   const CtaReport& report = workspace.reports[cta];
   if (threadIdx.x < 32) {
     const float total =
@@ -127,20 +124,17 @@ __device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_ver
 extern "C" __global__ void __launch_bounds__(kMergeThreads)
     kdtree_merge(const __grid_constant__ kdtree_verify_args args, const Workspace workspace, int ctas) {
   __shared__ MergeShared shared;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
   const int items = reports ? items_of(workspace.reports[threadIdx.x]) : 0;
   const bool records = blockIdx.x == 0 && args.record != nullptr;
   if (threadIdx.x == 0) shared.refused = 0;
 
-  int upto = items;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(~0u, upto, distance);
-    if (lane >= distance) upto += other;
-  }
-  if (lane == 31) shared.warp_items[warp] = upto;
+  const int upto = warp_prefix_sum(items);
+  if (threadIdx.x % 32 == 31) shared.warp_items[warp] = upto;
   __syncthreads();
-  if (records && reports) atomicAdd(&shared.refused, static_cast<unsigned long long>(workspace.reports[threadIdx.x].refused));
+  if (records && reports)
+    atomicAdd(&shared.refused, static_cast<unsigned long long>(workspace.reports[threadIdx.x].refused));
   int before = upto - items, total = 0;
 #pragma unroll
   for (int w = 0; w < kMergeWarps; ++w) {
@@ -159,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   }
 
   __syncthreads();
-  if (records && threadIdx.x == 0) add_verify(args.record, args.mirror, workspace.reports[0].query_rows, shared.refused);
+  if (records && threadIdx.x == 0)
+    add_verify(args.record, args.mirror, workspace.reports[0].query_rows, shared.refused);
 }
 
 }  // namespace kdtree

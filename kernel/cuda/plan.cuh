@@ -9,11 +9,9 @@
 
 #include "common/bounds.h"
 #include "tile.cuh"
+#include "warp.cuh"
 
 namespace kdtree {
-
-/* A CTA takes no fewer units than this, if there are: a finer split costs more in merging than it saves. */
-constexpr int64_t kMinShare = 2;
 
 __device__ __forceinline__ int64_t prefix_blocks(const Request& r) { return (r.prefix_len + kKeys - 1) / kKeys; }
 
@@ -37,15 +35,6 @@ struct Plan {
   int64_t warp_units[kWarps];
 };
 static_assert(sizeof(Plan) <= Shared::kPlanBytes);
-
-/* The inclusive sum of `value` over the lanes of the warp up to this one. */
-__device__ __forceinline__ int64_t warp_prefix_sum(int64_t value) {
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int64_t other = __shfl_up_sync(~0u, value, distance);
-    if (threadIdx.x % 32 >= distance) value += other;
-  }
-  return value;
-}
 
 /* Gives this CTA its share; all threads call it together, and find the plan filled after their next barrier. */
 __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& plan) {
@@ -72,7 +61,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
     if (w < warp) before += plan.warp_units[w];
     total += plan.warp_units[w];
   }
-  const int64_t share = max((total + gridDim.x - 1) / gridDim.x, kMinShare);
+  const int64_t share = max((total + gridDim.x - 1) / gridDim.x, int64_t{1});
   const int64_t unit = min(share * blockIdx.x, total);
   if (threadIdx.x == 0) {
     plan.share = share;

@@ -1,9 +1,9 @@
 /* S = Q K^T of one stage, and the softmax that turns it into P.
  *
  * Q lies in registers, split over the warps 2 ways by rows and 4 ways by columns, so each warp computes partial sums of
- * 32 rows x 32 keys. Its four row octets belong to the four warps of its row group: it keeps its own and sends the others
- * through shared memory. The owner of an octet adds the four parts in a fixed order; a thread then holds 8 keys of one
- * row, and the 4 threads of a quad hold the row.
+ * 32 rows x 32 keys. Its four row octets belong to the four warps of its row group: it keeps its own and sends the
+ * others through shared memory. The owner of an octet adds the four parts in a fixed order; a thread then holds 8 keys
+ * of one row, and the 4 threads of a quad hold the row.
  */
 #pragma once
 
@@ -106,9 +106,17 @@ __device__ __forceinline__ OwnScores multiply_keys(const QueryFragment& q, const
   return own;
 }
 
-/* Adds the messages up and turns scores into P, which takes their place; which keys a row sees, mark_visible has said.
- * `carry` scales what O holds so far, beside the softmax. Returns whether this thread's row of O must be rescaled. */
-__device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale, float carry, unsigned char* shared) {
+/* Whether a step is of the prefix, and all its 32 keys are there. */
+__device__ __forceinline__ bool all_visible(const Segment& segment, int step, const unsigned char* shared) {
+  const uint64_t valid = *reinterpret_cast<const uint64_t*>(shared + Shared::kValid + step % 2 * kWarps);
+  return step < segment.prefix_steps && valid == 0x0f0f0f0f0f0f0f0full;
+}
+
+/* Adds the messages up and turns scores into P, which takes their place. Which keys a row sees, if not all,
+ * mark_visible has said. `carry` scales what O holds so far, beside the softmax. Returns whether this thread's row of O
+ * must be rescaled. */
+__device__ __forceinline__ bool update_softmax(const OwnScores& own, bool all_seen, float scale, float carry,
+                                               unsigned char* shared) {
   const auto [lane, warp] = this_thread();
   const uint32_t row = warp * kOwnedRows + lane / 4;
   unsigned char* const inbox = shared + Shared::kInboxes + warp * kInboxBytes;
@@ -125,7 +133,7 @@ __device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale
     }
     s[half * 4] = sum.x, s[half * 4 + 1] = sum.y, s[half * 4 + 2] = sum.z, s[half * 4 + 3] = sum.w;
   }
-  const uint32_t visible = shared[Shared::kVisible + warp * 32 + lane];
+  const uint32_t visible = all_seen ? 0xffu : shared[Shared::kVisible + warp * 32 + lane];
   const float before = row_max;
   __syncwarp();  // every lane has read what is overwritten below
 
@@ -159,31 +167,34 @@ __device__ __forceinline__ bool update_softmax(const OwnScores& own, float scale
   return alpha * carry != 1.f;
 }
 
-/* Which of this thread's 8 keys its row sees, kept for update_softmax in a byte of its own: keys that the stage holds
- * and, of draft keys, those that the tree mask allows. */
-__device__ __forceinline__ void mark_visible(const kdtree_verify_args& args, const Segment& segment, int step,
-                                             unsigned char* shared) {
+/* Which of this thread's 8 keys its row sees, one bit each: keys that the stage holds and, of draft keys, those that
+ * the tree mask allows. */
+__device__ __forceinline__ uint32_t visible_keys(const kdtree_verify_args& args, const Segment& segment, int step,
+                                                 const unsigned char* shared) {
   const auto [lane, warp] = this_thread();
   const unsigned char* const valid = shared + Shared::kValid + step % 2 * kWarps;
+  const uint32_t row = warp * kOwnedRows + lane / 4;
+  const int token = (segment.first_row + row) / args.num_heads;
+  const int64_t first = segment.first_key(step);
   uint32_t bits = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int key = key_of(lane, i);
-    bits |= (valid[key / 4] >> key % 4 & 1u) << i;
+    const bool exists = valid[key / 4] >> key % 4 & 1;
+    const bool seen = step < segment.prefix_steps ||
+                      (row < segment.rows && exists && sees_draft(args, segment.request, token, first + key));
+    bits |= static_cast<uint32_t>(exists && seen) << i;
   }
-  if (step >= segment.prefix_steps) {
-    const int row = warp * kOwnedRows + lane / 4;
-    const int token = (segment.first_row + row) / args.num_heads;
-    const int64_t first = segment.first_key(step);
-    uint32_t allowed = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int64_t draft = first + key_of(lane, i);
-      if (row < segment.rows && draft < segment.request.rows && sees_draft(args, segment.request, token, draft))
-        allowed |= 1u << i;
-    }
-    bits &= allowed;
-  }
+  return bits;
+}
+
+/* Leaves visible_keys for update_softmax, in a byte of each thread's own: early, since masks lie in global memory. Of a
+ * step whose keys all rows see, nothing; that is almost every step. */
+__device__ __forceinline__ void mark_visible(const kdtree_verify_args& args, const Segment& segment, int step,
+                                             unsigned char* shared) {
+  if (all_visible(segment, step, shared)) return;
+  const uint32_t bits = visible_keys(args, segment, step, shared);
+  const auto [lane, warp] = this_thread();
   shared[Shared::kVisible + warp * 32 + lane] = static_cast<unsigned char>(bits);
 }
 

@@ -48,8 +48,8 @@ __device__ __forceinline__ Segment make_segment(const Request& r, int num_heads,
   return s;
 }
 
-/* The next segment of the plan, for one thread; false where the share is done. */
-__device__ __forceinline__ bool next_segment(const kdtree_verify_args& args, Plan& plan, Segment& segment) {
+/* The next segment of the plan, for one thread; one of no steps where the share is done. */
+__device__ __forceinline__ void next_segment(const kdtree_verify_args& args, Plan& plan, Segment& segment) {
   while (plan.unit < plan.end) {
     const Request r = load_request(args, plan.request);
     const int64_t blocks = blocks_of(r), units = units_of(r, args.num_heads);
@@ -66,10 +66,9 @@ __device__ __forceinline__ bool next_segment(const kdtree_verify_args& args, Pla
     if (segment.opens && !segment.closes)
       segment.parts = static_cast<int>((plan.unit + blocks - 1) / plan.share) - static_cast<int>(blockIdx.x) + 1;
     plan.unit += end - begin;
-    return true;
+    return;
   }
   segment.steps = 0;
-  return false;
 }
 
 }  // namespace kdtree

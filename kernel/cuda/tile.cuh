@@ -7,8 +7,8 @@
 
 namespace kdtree {
 
-constexpr int kRows = 64;   // query rows (token x head) of a tile
-constexpr int kKeys = 32;   // keys of a block
+constexpr int kRows = 64;  // query rows (token x head) of a tile
+constexpr int kKeys = 32;  // keys of a block
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 
@@ -39,14 +39,14 @@ static_assert(kOwnedRows * kProbPitch <= kInboxBytes, "P takes the place of the 
 /* Byte offsets in dynamic shared memory. */
 struct Shared {
   static constexpr int kStageBytes = kKeys * kKeyPitch;
-  static constexpr int kStages = 0;                         // two stages of keys, or of draft values
-  static constexpr int kInboxes = 2 * kStageBytes;          // [warp] messages, then the warp's 8 rows of P
+  static constexpr int kStages = 0;                               // two stages of keys, or of draft values
+  static constexpr int kInboxes = 2 * kStageBytes;                // [warp] messages, then the warp's 8 rows of P
   static constexpr int kAlpha = kInboxes + kWarps * kInboxBytes;  // [row] float: factor that O is rescaled by
-  static constexpr int kMax = kAlpha + kRows * 4;           // [row] float: maximum so far, in base 2
-  static constexpr int kSum = kMax + kRows * 4;             // [row] float: denominator so far
-  static constexpr int kValid = kSum + kRows * 4;           // [stage][warp] byte: which of its 4 keys exist
-  static constexpr int kVisible = kValid + 2 * kWarps;      // [thread] byte: which of its 8 keys its row sees
-  static constexpr int kSlots = kVisible + kThreads;        // [stage][key] 8 bytes: slots of the next prefix keys
+  static constexpr int kMax = kAlpha + kRows * 4;                 // [row] float: maximum so far, in base 2
+  static constexpr int kSum = kMax + kRows * 4;                   // [row] float: denominator so far
+  static constexpr int kValid = kSum + kRows * 4;                 // [stage][warp] byte: which of its 4 keys exist
+  static constexpr int kVisible = kValid + 2 * kWarps;            // [thread] byte: which of its 8 keys its row sees
+  static constexpr int kSlots = kVisible + kThreads;              // [stage][key] 8 bytes: slots of the next prefix keys
   static constexpr int kSegment = kSlots + 2 * kKeys * 8;
   static constexpr int kSegmentBytes = 128;
   static constexpr int kPlan = kSegment + kSegmentBytes;

@@ -104,7 +104,9 @@ class Output {
  private:
   __device__ __forceinline__ static bool nonfinite_low(uint32_t pair) { return (pair & 0x7f80u) == 0x7f80u; }
   __device__ __forceinline__ static bool nonfinite_high(uint32_t pair) { return (pair & 0x7f800000u) == 0x7f800000u; }
-  __device__ __forceinline__ static bool nonfinite(uint32_t pair) { return nonfinite_low(pair) || nonfinite_high(pair); }
+  __device__ __forceinline__ static bool nonfinite(uint32_t pair) {
+    return nonfinite_low(pair) || nonfinite_high(pair);
+  }
   __device__ __forceinline__ static float bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 
   float o_[4][8][4];

@@ -1,9 +1,10 @@
 /* Tree-verify attention for absorbed MLA over a paged pool: flash-style, split over the keys.
  *
- * Grid.  One CTA of 8 warps per multiprocessor. The keys of a request are its prefix (pool rows, gathered by kv_indices,
- * seen by all) and then its draft tokens (k and v, seen as the tree mask says), in blocks of 32; its rows are tokens x
- * heads, in tiles of 64. plan.cuh numbers the (request, row tile, key block) units and gives each CTA an equal share of
- * consecutive ones, from the indptrs, on the device: one captured graph serves every length, and cost follows the lengths.
+ * Grid.  One CTA of 8 warps per multiprocessor. The keys of a request are its prefix (pool rows, gathered by
+ * kv_indices, seen by all) and then its draft tokens (k and v, seen as the tree mask says), in blocks of 32; its rows
+ * are tokens x heads, in tiles of 64. plan.cuh numbers the (request, row tile, key block) units and gives each CTA an
+ * equal share of consecutive ones, from the indptrs, on the device: one captured graph serves every length, and cost
+ * follows the lengths.
  *
  * Data flow of a CTA, for each segment (a tile's blocks that are its own):
  *   pool, k, v --cp.async--> two stages of 32 rows (loader.cuh)
@@ -12,7 +13,8 @@
  *   O += P V, float32 in registers, split over the warps by columns (values.cuh). V is the stage K was read from; only
  *         draft tokens have values of their own, in a stage of their own.
  *   A tile that was walked whole goes to `out`; a part of one to the workspace (workspace.cuh), and the merge kernel
- *   (merge.cuh) joins the parts by log-sum-exp. Nothing depends on which CTA runs first: results are bitwise repeatable.
+ *   (merge.cuh) joins the parts by log-sum-exp.
+ * Nothing depends on which CTA runs first: results are bitwise repeatable.
  *
  * A step of one stage, by all warps (barriers marked |):
  *   wait for the stage | fetch the next one; partial S | add up, softmax, P | O += P V
@@ -36,10 +38,10 @@ __device__ __forceinline__ float last_carry(const kdtree_verify_args& args, cons
   return segment.steps == segment.prefix_steps ? args.v_scale : 1.f;
 }
 
-__device__ __forceinline__ void store_result(const kdtree_verify_args& args, const Segment& segment, const Output& output,
-                                             const unsigned char* shared) {
+__device__ __forceinline__ void store_result(const kdtree_verify_args& args, const Segment& segment,
+                                             const Output& output, const unsigned char* shared) {
   const float* const sums = reinterpret_cast<const float*>(shared + Shared::kSum);
-  output.for_each_row([&](int row, int column, const float(&pairs)[8][2]) {
+  output.for_each_row([&](int row, int column, const float (&pairs)[8][2]) {
     if (row >= segment.rows) return;
     const float scale = reciprocal(sums[row]) * last_carry(args, segment);
     uint16_t* const to = result_row(args, segment.request.row, segment.first_row + row) + column;
@@ -52,11 +54,12 @@ __device__ __forceinline__ void store_result(const kdtree_verify_args& args, con
 __device__ __forceinline__ void store_partial(const kdtree_verify_args& args, PartialTile& tile, const Segment& segment,
                                               const Output& output, const unsigned char* shared) {
   const float scale = last_carry(args, segment);
-  output.for_each_row([&](int row, int column, const float(&pairs)[8][2]) {
+  output.for_each_row([&](int row, int column, const float (&pairs)[8][2]) {
     if (row >= segment.rows) return;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
-      *reinterpret_cast<float2*>(&tile.out[row][column + n * 8]) = make_float2(pairs[n][0] * scale, pairs[n][1] * scale);
+      *reinterpret_cast<float2*>(&tile.out[row][column + n * 8]) =
+          make_float2(pairs[n][0] * scale, pairs[n][1] * scale);
   });
   const auto [lane, warp] = this_thread();
   const int row = warp * 32 + lane;
@@ -112,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const float scale = prefix ? args.sm_scale * args.k_scale : args.sm_scale;
         // O is in units of v_scale while it holds prefix values only: P stays free of it, and exact where it is 1.
         const float carry = step == segment.prefix_steps ? args.v_scale : 1.f;
-        const bool changed = update_softmax(own, scale * kLog2E, carry, shared);
+        const bool changed = update_softmax(own, all_visible(segment, step, shared), scale * kLog2E, carry, shared);
         rescale = __syncthreads_or(changed);
       }
       if (kind != Step::kDraftKeys) {

@@ -1,9 +1,10 @@
 """Every kernel of the CUDA library over a few small calls, for compute-sanitizer.
 
-    compute-sanitizer --tool=memcheck --kernel-regex kns=kdtree_ python3 tests/gpu/sanitize.py
+    compute-sanitizer --tool=memcheck --kernel-name kns=kdtree_ python3 tests/gpu/sanitize.py
 
-Each array is an allocation of its own, so that a read or write past its end is seen. The second half are calls whose
-indptrs, indices and mask offsets are random numbers.
+Each array is an allocation of its own, so that a read or write past its end is seen, and filled by a copy or not at
+all, so that initcheck knows what nobody wrote. The second half are calls whose indptrs, indices and mask offsets are
+random numbers.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def hostile_call(random: np.random.Generator) -> Call:
 
 def main() -> None:
     harness = Harness(load(Path(os.environ.get("KDTREE_LIBRARY_DIR", ROOT / "build" / "lib")), Device.CUDA), DEVICE)
+    harness.records = torch.zeros(harness.records.shape, dtype=torch.uint8).to(DEVICE)
+    harness.workspace = torch.empty_like(harness.workspace)
     random = np.random.default_rng(5)
     calls = [make_call(case, seed) for seed, case in enumerate(CASES)] + [hostile_call(random) for _ in range(30)]
     calls[0].v_extend[0, 0, 3] = float("nan")

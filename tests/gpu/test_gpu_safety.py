@@ -183,7 +183,7 @@ def test_compute_sanitizer(tool: str) -> None:
     if not Path(sanitizer).exists():
         pytest.skip("compute-sanitizer is not installed")
     program = Path(__file__).with_name("sanitize.py")
-    command = [sanitizer, f"--tool={tool}", "--kernel-regex=kns=kdtree_", "--error-exitcode=9"]
+    command = [sanitizer, f"--tool={tool}", "--kernel-name=kns=kdtree_", "--error-exitcode=9"]
     done = subprocess.run([*command, sys.executable, program], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "ERROR SUMMARY: 0 errors" in done.stdout or "0 hazards" in done.stdout, done.stdout[-2000:]
