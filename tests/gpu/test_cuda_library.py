@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +60,28 @@ def test_it_needs_nothing_of_cuda_to_load() -> None:
     assert ctypes.CDLL(str(LIBRARY)).kdtree_abi_version() == 1
     needed = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout
     assert "cuda" not in needed.replace(str(LIBRARY), "")
+
+
+@pytest.mark.slow
+def test_same_bytes_in_any_folder(tmp_path: Path) -> None:
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY.name} is not built (`make kernel` builds it)")
+    toolchain = subprocess.run([ROOT / "ci" / "cuda-toolchain"], capture_output=True, text=True, check=True)
+    archs = " ".join(arch.removeprefix("sm_") for arch in _architectures())
+    copied = tmp_path / "a folder" / "kernel"
+    shutil.copytree(ROOT / "kernel", copied, copy_function=shutil.copyfile)
+    subprocess.run(
+        ["sh", copied / "build.sh", "cuda", tmp_path / "out", archs],
+        env={**os.environ, "PATH": f"{toolchain.stdout.strip()}:{os.environ['PATH']}"},
+        check=True,
+    )
+    built = (tmp_path / "out" / LIBRARY.name).read_bytes()
+    assert built == LIBRARY.read_bytes()
+    assert str(ROOT).encode() not in built
+
+
+def _architectures() -> list[str]:
+    from kdtree_verify.config import Device
+    from kdtree_verify.library import load
+
+    return list(load(LIBRARY.parent, Device.CUDA).description.archs)
