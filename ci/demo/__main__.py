@@ -113,6 +113,9 @@ def demonstrate(progress: Progress) -> int:
         stack.down()  # what an interrupted demo may have left
         for mode in MODES:
             runs[mode] = serve(stack, mode, progress)
+    except (StackError, OSError):
+        print(stack.log(15), file=sys.stderr)
+        raise
     finally:
         # Whatever ends the demo, a second interrupt does not end the cleaning up.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -142,7 +145,7 @@ def main() -> int:
         print("kdtree: the demo was interrupted; nothing of it runs any more", file=sys.stderr)
         return INTERRUPTED
     except (DemoError, StackError, OSError) as error:
-        print(f"kdtree: demo: {error}", file=sys.stderr)
+        print(f"kdtree: the demo failed: {error}", file=sys.stderr)
         return error.code if isinstance(error, DemoError) else FAILED
 
 

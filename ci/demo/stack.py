@@ -69,13 +69,13 @@ class Stack:
         while time.monotonic() < deadline:
             state = json.loads(self._docker("inspect", "--format={{json .State}}", self._container))
             if state["Status"] != "running":
-                raise StackError(f"the server ended with status {state['ExitCode']}: {self.last_lines(15)}")
+                raise StackError(f"the server ended with status {state['ExitCode']}")
             health = state["Health"]["Status"]
             if health == "healthy" and self._serves():
                 return
-            tick(f"{health}: {self.last_lines(1)}")
+            tick(f"{health}: {self.log(1)}")
             time.sleep(1)
-        raise StackError(f"the server is not healthy after {HEALTHY_SECONDS} s: {self.last_lines(15)}")
+        raise StackError(f"the server is not healthy after {HEALTHY_SECONDS} s")
 
     def ranks(self) -> list[dict[str, Any]]:
         """What each rank reports, all of it younger than this call; in mode off a rank reports once.
@@ -97,17 +97,17 @@ class Stack:
         # Nothing is under way, and SGLang looks only every five seconds whether it was told to stop.
         self._compose("down", "--volumes", "--remove-orphans", "--timeout", "2")
 
-    def last_lines(self, count: int) -> str:
-        """The end of the server's log, in one line."""
+    def log(self, lines: int) -> str:
+        """The end of the server's log; empty where there is no server."""
         done = subprocess.run(
-            ["docker", "logs", "--tail", str(count), self._container],
+            ["docker", "logs", "--tail", str(lines), self._container],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             check=False,
         )
-        return " | ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
+        return done.stdout.strip() if done.returncode == 0 else ""
 
     def _serves(self) -> bool:
         try:
