@@ -103,7 +103,6 @@ class PrivateEngine:
         while self._own_processes("dockerd") and time.monotonic() < deadline:
             time.sleep(0.1)
         self._clear_leftovers()
-        shutil.rmtree(self.run, ignore_errors=True)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -227,7 +226,7 @@ class PrivateEngine:
         for interface, network in host_routes():
             if interface.startswith("br-") and recorded and network.subnet_of(recorded):
                 delete_bridge(interface)
-        (self.run / "docker.pid").unlink(missing_ok=True)
+        shutil.rmtree(self.run, ignore_errors=True)
 
     def _own_processes(self, *programs: str) -> list[int]:
         """Processes started from our unpacked binaries whose arguments name our run folder."""
