@@ -12,8 +12,11 @@ from engine_debs import Debs
 from engine_private import PACKAGES, EngineError, ping
 
 PLUGIN_FOLDERS = (
-    "~/.docker/cli-plugins", "/usr/local/lib/docker/cli-plugins", "/usr/local/libexec/docker/cli-plugins",
-    "/usr/lib/docker/cli-plugins", "/usr/libexec/docker/cli-plugins",
+    "~/.docker/cli-plugins",
+    "/usr/local/lib/docker/cli-plugins",
+    "/usr/local/libexec/docker/cli-plugins",
+    "/usr/lib/docker/cli-plugins",
+    "/usr/libexec/docker/cli-plugins",
 )
 
 
@@ -25,7 +28,10 @@ def existing_host() -> str | None:
         return host if ping(host) else None
     asked = subprocess.run(
         ["docker", "version", "--format", "{{.Server.Version}}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30, check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=30,
+        check=False,
     )
     if asked.returncode != 0:
         return None
@@ -33,7 +39,10 @@ def existing_host() -> str | None:
         return named
     context = subprocess.run(
         ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     return context.stdout.strip() or "unix:///var/run/docker.sock"
 

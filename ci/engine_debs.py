@@ -35,9 +35,16 @@ def archive() -> tuple[str, str]:
     """URI of the machine's own Debian mirror and the keyring its source names ("" for apt's default)."""
     release = codename()
     listed = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)",
-         "Created-By: Packages"],
-        capture_output=True, text=True, check=True,
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)",
+            "Created-By: Packages",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for line in listed.splitlines():
         uri, suite, component, keyring = line.split("\t")

@@ -83,8 +83,11 @@ class PrivateEngine:
         with self.log.open("wb") as log:
             daemon = subprocess.Popen(
                 [str(root / "usr/sbin/dockerd"), "--config-file", str(config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, env=self._environment(root),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment(root),
             )
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
@@ -197,8 +200,9 @@ class PrivateEngine:
         if self.gpu_hook:
             path.insert(0, self._write_gpu_hook())
         # DOCKER_* of the caller speak to clients, and TMPDIR may be long: neither is the daemon's.
-        kept = {name: value for name, value in os.environ.items()
-                if not name.startswith("DOCKER_") and name != "TMPDIR"}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("DOCKER_") and name != "TMPDIR"
+        }
         return kept | {"PATH": ":".join([*map(str, path), kept.get("PATH", os.defpath), "/usr/sbin:/sbin"])}
 
     def _write_gpu_hook(self) -> Path:

@@ -27,7 +27,10 @@ BUILD = ROOT / "build" / "standin"
 RECIPE = ROOT / "docker" / "standin" / "Dockerfile"
 RELEASE = "bookworm"
 DEBIAN = (
-    "--quiet", "--mode=root", "--variant=minbase", "--format=tar",
+    "--quiet",
+    "--mode=root",
+    "--variant=minbase",
+    "--format=tar",
     "--include=ca-certificates,g++,ninja-build,python3-venv,tini",
     # Documentation and translations are most of what a minimal Debian weighs.
     *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "zoneinfo")),
@@ -91,7 +94,8 @@ def debian() -> str:
     uri, keyring = archive()
     checked(
         ["mmdebstrap", *DEBIAN, *([f"--keyring={keyring}"] if keyring else []), RELEASE, tarball, uri],
-        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin"}, cwd="/",
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin"},
+        cwd="/",
     )
     checked(["docker", "import", tarball, image])
     tarball.unlink()
@@ -132,8 +136,22 @@ def build(target: str, image: str, contexts: dict[str, str | Path], arguments: d
     started = time.monotonic()
     named = [f"--build-context={name}={value}" for name, value in contexts.items()]
     given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
-    checked(["docker-buildx", "build", "--progress=plain", "--network=none", "--provenance=false", "--load",
-             f"--file={RECIPE}", f"--target={target}", f"--tag={image}", *named, *given, RECIPE.parent])
+    checked(
+        [
+            "docker-buildx",
+            "build",
+            "--progress=plain",
+            "--network=none",
+            "--provenance=false",
+            "--load",
+            f"--file={RECIPE}",
+            f"--target={target}",
+            f"--tag={image}",
+            *named,
+            *given,
+            RECIPE.parent,
+        ]
+    )
     say(f"{target}: {time.monotonic() - started:.0f} s")
     forget_others(image)
 
@@ -141,8 +159,12 @@ def build(target: str, image: str, contexts: dict[str, str | Path], arguments: d
 def forget_others(image: str) -> None:
     """Removes the earlier stand-ins of the same kind; one that something still uses stays."""
     repository = image.partition(":")[0]
-    listed = subprocess.run(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository],
-                            capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", repository],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     for other in set(listed.split()) - {image}:
         subprocess.run(["docker", "image", "rm", other], capture_output=True, check=False)
 

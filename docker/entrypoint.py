@@ -25,6 +25,7 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -130,8 +131,7 @@ def check_cpu(arguments: list[str]) -> None:
 
 
 def asks_for_cpu(arguments: list[str]) -> bool:
-    pairs = zip(arguments, arguments[1:], strict=False)
-    return ("--device", "cpu") in pairs or "--device=cpu" in arguments
+    return ("--device", "cpu") in pairwise(arguments) or "--device=cpu" in arguments
 
 
 # ---- the API key

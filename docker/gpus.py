@@ -30,7 +30,9 @@ class Gpu:
 
     def __str__(self) -> str:
         mig = ", MIG on" if self.mig else ""
-        return f"GPU {self.index}: {self.name}, {self.uuid}, compute capability {self.capability}, {self.memory} MiB{mig}"
+        return (
+            f"GPU {self.index}: {self.name}, {self.uuid}, compute capability {self.capability}, {self.memory} MiB{mig}"
+        )
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,11 @@ def install_missing(wanted: Iterable[tuple[str, str]], before: dict[str, str], o
 
 def differences(before: dict[str, str], after: dict[str, str], expected: set[str]) -> list[str]:
     """What is not as it was, apart from the expected additions; empty when all is well."""
-    changed = [f"{name} {version} became {after.get(name, 'nothing')}" for name, version in before.items()
-               if after.get(name) != version]
+    changed = [
+        f"{name} {version} became {after.get(name, 'nothing')}"
+        for name, version in before.items()
+        if after.get(name) != version
+    ]
     added = [f"{name} {after[name]} came along" for name in sorted(after.keys() - before.keys() - expected)]
     return changed + added
 

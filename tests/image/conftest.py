@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from containers import ROOT, TAG, Ran
+
 if TYPE_CHECKING:
     import docker
     from docker.models.containers import Container
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docker"))
-
-TAG = "kdtree:stand-in"
-MODELS = "/root/.cache/huggingface"
-SERVER = [
-    *("--model-path", f"{MODELS}/tiny", "--device", "cpu", "--attention-backend", "triton"),
-    *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--disable-overlap-schedule"),
-    *("--mem-fraction-static", "0.5", "--max-total-tokens", "4096", "--max-running-requests", "4"),
-    *("--skip-server-warmup", "--speculative-algorithm", "NGRAM", "--host", "0.0.0.0", "--sleep-on-idle"),
-]
 
 
 @pytest.fixture(scope="session")
@@ -59,14 +49,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass
-class Ran:
-    """A container that has ended: its exit code and everything it said."""
-
-    code: int
-    output: str
-
-
 @pytest.fixture
 def start(client: docker.DockerClient, image: dict[str, Any]) -> Iterator[Callable[..., Container]]:
     """Starts containers of the image in the background; those of a test are removed at its end."""
@@ -92,11 +74,3 @@ def run(start: Callable[..., Container]) -> Callable[..., Ran]:
         return Ran(code, container.logs().decode())
 
     return to_its_end
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
-    """Polls until the condition holds; fails with what() when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.5)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pins
 import pytest
 
-if TYPE_CHECKING:
-    from conftest import Ran
+import pins
+from containers import ROOT, Ran
 
 pytestmark = pytest.mark.docker
 
-ROOT = Path(__file__).resolve().parents[2]
 LIST = (ROOT / "docker" / "base-assumptions.toml").read_text()
 COMMIT = pins.get(pins.load(), "sglang.commit")
 

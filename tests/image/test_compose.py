@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from engine_clients import compose
 from engine_private import EngineError
 

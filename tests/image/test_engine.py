@@ -16,6 +16,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
+
 from engine_private import EngineError, PrivateEngine, host_routes
 
 pytestmark = pytest.mark.docker
@@ -132,5 +133,5 @@ def test_without_root_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     command = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
     loader.exec_module(command)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(EngineError, match="you are not root.*Fix: install"):
+    with pytest.raises(EngineError, match=r"you are not root.*Fix: install"):
         command.private_engine(gpu_hook=False)

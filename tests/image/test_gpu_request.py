@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from engine_debs import Debs, DebsError
 
 pytestmark = pytest.mark.docker

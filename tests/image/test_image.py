@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pins
 import pytest
+
+import pins
+from containers import Ran, wait_until
 
 if TYPE_CHECKING:
     import docker
-    from conftest import Ran
 
 pytestmark = pytest.mark.docker
 
@@ -101,8 +102,6 @@ def test_a_wrong_card_is_refused_in_the_image(run: Callable[..., Ran]) -> None:
 
 
 def test_health_without_a_server(start: Callable[..., Any]) -> None:
-    from conftest import wait_until
-
     second = 10**9
     check = {"test": ["CMD", "kdtree", "health"], "interval": second, "start_period": second, "retries": 1}
     container = start("sleep", "60", healthcheck=check)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import MODELS, ROOT, SERVER, wait_until
+
+from containers import MODELS, ROOT, SERVER, wait_until
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
