@@ -249,9 +249,11 @@ class PrivateEngine:
         return mine
 
     def _own_mounts(self) -> list[str]:
-        folders = (f"{self.data.resolve()}/", f"{self.run}/")
-        mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        return sorted((path for path in mounts if path.startswith(folders)), reverse=True)
+        """Mount points in our folders, innermost first; the data folder itself is one while an engine runs."""
+        folders = (self.data.resolve(), self.run)
+        mounts = [Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        ours = {str(mount) for mount in mounts if any(mount.is_relative_to(folder) for folder in folders)}
+        return sorted(ours, reverse=True)
 
     def _last_error(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()

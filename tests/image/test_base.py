@@ -23,6 +23,7 @@ def check(run: Callable[..., Ran], image: dict[str, Any], tmp_path: Path) -> Cal
     """check_base.py in the base image, with a list, a commit, and the options of a container."""
 
     def checked(assumptions: str = LIST, commit: str = COMMIT, **options: Any) -> Ran:
+        tmp_path.chmod(0o755)  # for whatever user the container has
         (tmp_path / "list.toml").write_text(assumptions)
         volumes = {
             str(ROOT / "docker" / "check_base.py"): {"bind": "/check_base.py", "mode": "ro"},

@@ -101,6 +101,8 @@ def test_it_comes_back_after_a_kill(checkout: Callable[[str], Path]) -> None:
         os.kill(pid, signal.SIGKILL)
     again = engine(folder, "run", "docker", "version")
     assert again.returncode == 0, again.stderr
+    assert engine(folder, "stop").returncode == 0
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text()
 
 
 def test_a_killed_user_leaves_it_to_the_next(checkout: Callable[[str], Path]) -> None:

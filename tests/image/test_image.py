@@ -41,6 +41,7 @@ def test_the_kernel_hash_on_the_label_is_what_the_library_says(run: Callable[...
     assert told.code == 0, told.output
     assert image["labels"]["kdtree.kernel.source-hash"] in told.output
     assert "sm_120a" in told.output
+    assert image["labels"]["org.opencontainers.image.version"] in told.output
 
 
 def test_it_adds_little(image: dict[str, Any]) -> None:
@@ -99,6 +100,16 @@ def test_a_wrong_card_is_refused_in_the_image(run: Callable[..., Ran]) -> None:
     )
     assert refused.code == 69
     assert "GPU-bbbb" in refused.output.splitlines()[-1]
+
+
+def test_the_cpu_is_refused_where_a_gpu_is(run: Callable[..., Ran]) -> None:
+    refused = run(
+        *("--model-path", "m", "--device", "cpu"),
+        environment={"KDTREE_DEVICE": "cpu"},
+        devices=["/dev/null:/dev/nvidia0:r"],
+    )
+    assert refused.code == 64
+    assert "/dev/nvidia0" in refused.output
 
 
 def test_health_without_a_server(start: Callable[..., Any]) -> None:

@@ -1,0 +1,36 @@
+"""What docker/Dockerfile repeats is what its source says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gpus
+import pins
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+
+
+def default(name: str) -> str:
+    """The default of a build argument."""
+    found = re.search(rf"^ARG {name}=(\S+)$", DOCKERFILE, re.M)
+    assert found, name
+    return found[1]
+
+
+def test_the_commit_is_the_pinned_one() -> None:
+    assert default("SGLANG_COMMIT") == pins.get(pins.load(), "sglang.commit")
+
+
+def test_the_version_is_the_header_s() -> None:
+    header = (ROOT / "kernel" / "include" / "kdtree_verify.h").read_text()
+    assert f'#define KDTREE_VERSION "{default("KDTREE_VERSION")}"' in header
+
+
+def test_the_driver_s_floor_is_the_pinned_one() -> None:
+    assert int(pins.get(pins.load(), "cuda.minimum-driver").split(".")[0]) == gpus.DRIVER_FLOOR
+
+
+def test_no_registry_is_asked_for_a_frontend() -> None:
+    assert not re.search(r"^#\s*syntax\s*=", DOCKERFILE, re.M | re.I)
