@@ -20,7 +20,7 @@ kernel:  ## compile both libraries and write build/kernel-report.json
 gpu-test:  ## the tests that need an NVIDIA GPU
 	@ci/gpu-test
 
-bench:  ## time the kernel against SGLang's own, on an NVIDIA GPU
+bench:  ## time the kernel on an NVIDIA GPU, beside the floor of a copy
 	@ci/bench
 
 lint:  ## ruff, mypy, shellcheck, hadolint, pins

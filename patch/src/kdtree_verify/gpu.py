@@ -18,15 +18,15 @@ _FIX = "check the driver and the GPU with nvidia-smi, then start again"
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One CUDA device. Memory in bytes, versions as (major, minor)."""
+    """One CUDA device. Memory in bytes; the newest CUDA that the driver runs, and the runtime's own version."""
 
     ordinal: int
     name: str
     uuid: str
     compute_capability: str
     memory: int
-    driver: str
-    runtime: str
+    cuda_driver: str
+    cuda_runtime: str
 
 
 def facts(ordinal: int) -> DeviceFacts:
@@ -42,8 +42,8 @@ def facts(ordinal: int) -> DeviceFacts:
         uuid=_uuid(bytes(properties.uuid.bytes)),
         compute_capability=f"{properties.major}.{properties.minor}",
         memory=int(properties.totalGlobalMem),
-        driver=_version(_call(runtime.cudaDriverGetVersion)),
-        runtime=_version(_call(runtime.cudaRuntimeGetVersion)),
+        cuda_driver=_version(_call(runtime.cudaDriverGetVersion)),
+        cuda_runtime=_version(_call(runtime.cudaRuntimeGetVersion)),
     )
 
 
