@@ -106,18 +106,11 @@ def test_a_process_that_needs_no_attention_imports_none(tmp_path) -> None:
     assert found == [False, False]
 
 
-@pytest.mark.parametrize(
-    ("mode", "environment", "code", "words"),
-    [
-        ("maybe", {}, 64, "KDTREE_VERIFY is not one of off, validate, on: 'maybe'"),
-        ("validate", {"KDTREE_LOG_INTERVAL": "0"}, 64, "KDTREE_LOG_INTERVAL"),
-        ("on", {"KDTREE_DEVICE": "tpu"}, 64, "KDTREE_DEVICE is not one of cuda, cpu"),
-    ],
-)
-def test_sglang_cannot_swallow_a_refusal(tmp_path, mode, environment, code, words) -> None:
-    run = python("from sglang.srt.plugins import load_plugins; load_plugins()", mode, tmp_path, **environment)
-    assert run.returncode == code
-    assert words in run.stderr.strip().splitlines()[-1]
+def test_sglang_cannot_swallow_a_refusal(tmp_path) -> None:
+    run = python("from sglang.srt.plugins import load_plugins; load_plugins()", "maybe", tmp_path)
+    assert run.returncode == 64
+    line = run.stderr.strip().splitlines()[-1]
+    assert line.startswith("kdtree: KDTREE_VERIFY is not one of off, validate, on: 'maybe'. Fix: ")
 
 
 def test_a_backend_module_that_drifted_ends_the_process(tmp_path) -> None:
