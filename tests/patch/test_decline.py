@@ -51,7 +51,7 @@ CALLS = {
     "out-half": (lambda c: {"o_extend": c.o_extend.half()}, Reason.OUT),
     "pool-4d": (lambda c: {"k_buffer": c.k_buffer[None]}, Reason.POOL_LAYOUT),
     "pool-narrow": (lambda c: {"k_buffer": c.k_buffer[..., :512]}, Reason.POOL_LAYOUT),
-    "values-elsewhere": (lambda c: {"v_buffer": c.v_buffer.clone()}, Reason.POOL_LAYOUT),
+    "values-elsewhere": (lambda c: {"v_buffer": c.k_buffer.clone()[..., :512]}, Reason.POOL_LAYOUT),
     "values-later-columns": (lambda c: {"v_buffer": c.k_buffer[..., 64:]}, Reason.POOL_LAYOUT),
     "pool-half": (lambda c: pool(c, torch.float16), Reason.POOL_DTYPE),
     "pool-int8": (lambda c: pool(c, torch.int8), Reason.POOL_DTYPE),
