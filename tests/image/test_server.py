@@ -137,7 +137,7 @@ def test_unhealthy_when_a_rank_reports_another_mode(serve: Callable[..., Contain
     assert len(left) > 1
     container.stop(timeout=60)
     container.reload()
-    assert container.attrs["State"]["ExitCode"] != 137, "it had to be killed"
+    assert container.attrs["State"]["ExitCode"] == 0
     assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
 
 
