@@ -65,16 +65,10 @@ class Rank:
         Raises:
             LibraryError: With `on`, the library refused the call or failed to launch it. Nothing was written.
         """
-        call, place = None, self.records.layer(model, layer)
-        reason = Reason.LAYERS if place is None else None
-        try:
-            call = Call(*args, **kwargs)
-        except TypeError:
-            reason = Reason.UNKNOWN
-        if reason is None:
-            reason = self.examine(eligibility.call_reason, call, self.kernel.limits)
-        if reason is not None or call is None or place is None:
-            self.decline(model, reason or Reason.UNKNOWN)
+        call, reason = self._bind(args, kwargs)
+        place = self.records.layer(model, layer) if call is not None else None
+        if call is None or place is None:
+            self.decline(model, reason or Reason.LAYERS)
             return stock(*args, **kwargs)
         if self.mode is Mode.ON:
             return self._serve(call, place)
@@ -87,7 +81,7 @@ class Rank:
         if self.failure is not None:
             return Verdict(State.FAILED, self.failure)
         if self._captured:
-            return Verdict(State.NOT_SERVING, f"a captured graph runs stock: {', '.join(self._captured)}")
+            return Verdict(State.NOT_SERVING, f"a captured graph runs stock: {', '.join(tuple(self._captured))}")
         if any(figures.kernel_calls for figures in self.records.layers() if figures.model is Model.TARGET):
             return Verdict(State.SERVING)
         if declined := self.records.declined(Model.TARGET):
@@ -95,6 +89,16 @@ class Rank:
         if self.idle_reason is not None:
             return Verdict(State.NOT_SERVING, self.idle_reason)
         return Verdict(State.ARMED)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, None] | tuple[None, Reason]:
+        """The call if it is ours, else the reason why it is not."""
+        try:
+            call = Call(*args, **kwargs)
+        except TypeError as error:
+            self._log_once(f"a verify call could not be bound, stock runs it: {error}")
+            return None, Reason.UNKNOWN
+        reason = self.examine(eligibility.call_reason, call, self.kernel.limits)
+        return (call, None) if reason is None else (None, reason)
 
     def _serve(self, call: Call, place: Place) -> None:
         status = self.kernel.verify(call, call.o_extend, place)
