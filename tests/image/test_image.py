@@ -12,6 +12,7 @@ import pytest
 
 import pins
 from containers import Ran, wait_until
+from engine_debs import DebsError, archive
 
 if TYPE_CHECKING:
     import docker
@@ -53,6 +54,18 @@ def test_nothing_of_the_base_changes(run: Callable[..., Ran], image: dict[str, A
     after = set(run(PYTHON, "-c", FREEZE).output.split())
     assert before <= after
     assert {line.partition("==")[0] for line in after - before} == {"kdtree-verify", "nvidia-ml-py"}
+
+
+def test_nothing_of_the_machine_that_built_it_is_in_it(run: Callable[..., Ran]) -> None:
+    try:
+        mirror, _ = archive()
+    except DebsError as error:
+        pytest.skip(str(error))
+    places = "/etc /root /opt/kdtree /sgl-workspace /var/lib/apt /var/log"
+    found = run(
+        "bash", "-c", f"grep -rIlF '{mirror}' {places}; ls -A /etc/apt/sources.list.d; find / -xdev -name pip.conf"
+    )
+    assert found.output == ""
 
 
 def test_programs_run_as_given(run: Callable[..., Ran]) -> None:
