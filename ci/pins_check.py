@@ -20,7 +20,8 @@ BUILT_ON = ("sglang", "cuda-devel")
 
 def main(pins: dict[str, Any], root: Path = ROOT) -> int:
     """Prints every complaint; 0 only where there is none."""
-    complaints = [*images(pins), *wheel_sets(pins), *dockerfile(pins, root), *installs(root), *versions(root)]
+    complaints = [*images(pins), *wheel_sets(pins), *agreement(pins)]
+    complaints += [*dockerfile(pins, root), *installs(root), *versions(root)]
     for complaint in complaints:
         print(f"pins: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
@@ -50,6 +51,20 @@ def wheel_sets(pins: dict[str, Any]) -> Iterator[str]:
                 yield f"[wheels.{name}] root {root} is not an exact version"
             elif have.get(normalize(project)) != version:
                 yield f"[wheels.{name}] lock lacks its root {root}. Fix: ci/pins.py lock {name}"
+
+
+def agreement(pins: dict[str, Any]) -> Iterator[str]:
+    """What the file says twice, it says alike."""
+    locked = {name: table.get("lock", {}) for name, table in pins["wheels"].items()}
+    for version, name in zip(pins["sglang"]["tested"], ("sglang-pin", "server-cpu"), strict=True):
+        if f"sglang=={version}" not in locked[name]:
+            yield f"[sglang] tested names {version}, which [wheels.{name}] has not"
+    if f"nvidia-cuda-nvcc=={pins['cuda']['nvcc']}" not in locked["cuda-toolchain"]:
+        yield "[cuda] nvcc is not the one in [wheels.cuda-toolchain]"
+    if not pins["images"]["cuda-devel"]["tag"].startswith(pins["cuda"]["version"] + "-"):
+        yield "[cuda] version is not that of [images.cuda-devel]"
+    if set(pins["wheels"]["runtime-added"]["pythons"]) != set(pins["python"].values()):
+        yield "[wheels.runtime-added] pythons are not those of [python]"
 
 
 def dockerfile(pins: dict[str, Any], root: Path) -> Iterator[str]:

