@@ -83,7 +83,7 @@ def extra_capabilities(text: str) -> tuple[str, ...]:
     """KDTREE_ALLOW_CC's list, e.g. "9.0,10.0"."""
     values = tuple(part.strip() for part in text.split(",") if part.strip())
     for value in values:
-        if not re.fullmatch(r"\d+\.\d", value):
+        if not re.fullmatch(r"[0-9]+\.[0-9]", value):
             fix = "set KDTREE_ALLOW_CC to a list such as 9.0,10.0, or unset it"
             raise Refusal(EXIT_USAGE, "KDTREE_ALLOW_CC holds no compute capability", f"'{value}'", fix)
     return values
@@ -211,9 +211,9 @@ def serve(arguments: list[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    if not arguments:
+    if not arguments or not arguments[0]:
         fix = "give SGLang's arguments (--model-path ...), a program, or --help"
-        raise Refusal(EXIT_USAGE, "nothing to run", "no arguments", fix)
+        raise Refusal(EXIT_USAGE, "nothing to run", "no arguments" if not arguments else "an empty argument", fix)
     if not arguments[0].startswith("-"):
         become(arguments)
     if arguments[0] in ("-h", "--help"):

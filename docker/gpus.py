@@ -5,8 +5,9 @@ NVML is the driver's management library: asking it starts no CUDA in this proces
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +50,20 @@ def survey(env: Mapping[str, str]) -> Survey:
     """Asks NVML. Raises Refusal where it cannot answer."""
     selection = env.get("CUDA_VISIBLE_DEVICES")
     with nvml() as pynvml:
-        driver = text(pynvml.nvmlSystemGetDriverVersion())
+        driver = driver_version(text(pynvml.nvmlSystemGetDriverVersion()))
         gpus = list_gpus(pynvml)
         parents = mig_parents(pynvml, selection)
     used = visible_to_cuda(gpus, selection, env.get("CUDA_DEVICE_ORDER", ""), parents)
     return Survey(driver, gpus, selection, used)
+
+
+def driver_version(told: str) -> str:
+    """What NVML told, without a suffix: "580.65.06". Raises Refusal where that is no version."""
+    found = re.match(r"[0-9]+(\.[0-9]+)*", told)
+    if found is None:
+        fix = "run nvidia-smi on the host: reinstall the driver if it names no version there either"
+        raise Refusal(EXIT_DEVICE, "the driver's version is unknown", f"'{told}'", fix)
+    return found[0]
 
 
 def check_driver(version: str) -> None:
@@ -94,7 +104,8 @@ def nvml() -> Iterator[Any]:
         fix = "look at the host's kernel log (dmesg | grep -i nvrm), reset the GPU or restart the host"
         raise Refusal(EXIT_DEVICE, "a GPU does not answer", f"NVML: {error}", fix) from None
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):  # what was asked is answered
+            pynvml.nvmlShutdown()
 
 
 def nvml_fix(code: int, pynvml: Any) -> str:
@@ -125,7 +136,7 @@ def list_gpus(pynvml: Any) -> list[Gpu]:
 
 def text(value: str | bytes) -> str:
     # Older releases of the module return bytes.
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def visible_to_cuda(gpus: list[Gpu], selection: str | None, order: str, mig_parents: Mapping[str, str]) -> list[Gpu]:
@@ -140,7 +151,7 @@ def visible_to_cuda(gpus: list[Gpu], selection: str | None, order: str, mig_pare
     ambiguous = order != "PCI_BUS_ID" and len({gpu.capability for gpu in gpus}) > 1
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in selection.split(",")):
-        if entry.isdigit() and int(entry) < len(gpus):
+        if entry.isdecimal() and entry.isascii() and int(entry) < len(gpus):
             found = gpus if ambiguous else [gpus[int(entry)]]
         else:
             uuid = mig_parents.get(entry, entry)

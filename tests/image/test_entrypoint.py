@@ -112,12 +112,19 @@ def test_an_old_driver_is_refused_in_every_mode(mode: str) -> None:
         ({"init": 4}, "open /dev/nvidia"),  # no permission
         ({"gpus": []}, "--gpus all"),
         ({"gpus": [RTX | {"error": 15}]}, "reset the GPU"),  # the GPU is lost
+        ({"gpus": [RTX], "driver": "N/A"}, "reinstall the driver"),
+        ({"gpus": [RTX | {"error": 15}], "shutdown": 15}, "reset the GPU"),
     ],
 )
 def test_nvml_faults(nvml: dict[str, Any], words: str) -> None:
     assert words in refusal(run(*SERVER, nvml=nvml, KDTREE_VERIFY="validate"), DEVICE)
     off = run(*SERVER, nvml=nvml)
     assert handed_over(off)["argv"] == SERVER
+
+
+@pytest.mark.parametrize("driver", ["580", "580-server", "580.65.06-beta", "1000.1"])
+def test_a_driver_that_is_new_enough(driver: str) -> None:
+    handed_over(run(*SERVER, nvml={"driver": driver, "gpus": [RTX], "shutdown": 999}, KDTREE_VERIFY="on"))
 
 
 def test_no_nvml_module() -> None:
@@ -161,6 +168,7 @@ def test_what_is_no_program() -> None:
     assert run("no-such-program").returncode == 127
     assert run("/etc/hostname").returncode == 126
     assert "no arguments" in refusal(run(), USAGE)
+    assert "an empty argument" in refusal(run(""), USAGE)
 
 
 def test_the_api_key_goes_by_file(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def cards(*capabilities: str) -> list[Gpu]:
         ("MIG-known", [1]),
         ("MIG-unknown", []),
         ("11aa-1", []),
+        ("²", []),
     ],
 )
 def test_forms(selection: str | None, expected: list[int]) -> None:

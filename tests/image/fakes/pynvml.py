@@ -1,7 +1,7 @@
 """NVML without a GPU, for tests of the entrypoint: the real module with what needs a driver replaced.
 
-FAKE_NVML, JSON: {"driver": "580.95.05", "init": error code or 0, "gpus": [{"name", "uuid", "cc": [12, 0], "mib",
-"mig": bool, "error": error code that asking this GPU raises}], "mig": {"MIG-...": index of its GPU}}.
+FAKE_NVML, JSON: {"driver": "580.95.05", "init", "shutdown": error code or 0, "gpus": [{"name", "uuid", "cc": [12, 0],
+"mib", "mig": bool, "error": error code that asking this GPU raises}], "mig": {"MIG-...": index of its GPU}}.
 """
 
 import importlib.util
@@ -33,7 +33,8 @@ def nvmlInit():
 
 
 def nvmlShutdown():
-    pass
+    if _FAKE.get("shutdown"):
+        raise _real.NVMLError(_FAKE["shutdown"])
 
 
 def nvmlSystemGetDriverVersion():
