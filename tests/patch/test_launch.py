@@ -63,7 +63,7 @@ def refusal(run: subprocess.CompletedProcess[str]) -> str:
         ("ON", {}, 64, "off, validate, on"),
         ("on", {"KDTREE_LOG_INTERVAL": "never"}, 64, "KDTREE_LOG_INTERVAL"),
         ("on", {"KDTREE_LIBRARY_DIR": "/no/such/folder"}, 70, "the kernel library is missing"),
-        ("validate", {"SGLANG_PLUGINS": "other, another"}, 78, "SGLANG_PLUGINS=other, another"),
+        ("validate", {"SGLANG_PLUGINS": "other, another"}, 78, "SGLANG_PLUGINS='other, another'"),
         ("validate", {"KDTREE_STATE_DIR": "/proc/kdtree"}, 64, "the state folder cannot be written"),
     ],
 )
@@ -74,10 +74,14 @@ def test_refused_before_sglang_is_imported(tmp_path, mode, environment, code, wo
     assert not (tmp_path / "server.json").exists()
 
 
-def test_a_library_that_is_no_library(tmp_path) -> None:
-    (tmp_path / library.FILE_NAMES[Device.CPU]).write_text("not ELF")
+@pytest.mark.parametrize(("part", "words"), [(0.0, "does not load"), (0.1, "is cut short"), (0.99, "is cut short")])
+def test_a_library_that_is_none_or_a_part_of_one(tmp_path, part, words) -> None:
+    # Handed to the loader, a part of a library ends the process by SIGBUS.
+    name = library.FILE_NAMES[Device.CPU]
+    whole = Path(os.environ["KDTREE_LIBRARY_DIR"], name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: int(part * len(whole))] or b"not ELF")
     run = launch("on", *TRITON, state_dir=tmp_path, KDTREE_LIBRARY_DIR=str(tmp_path))
-    assert "the kernel library does not load" in refusal(run)
+    assert f"the kernel library {words}" in refusal(run)
     assert run.returncode == 70
 
 
@@ -147,9 +151,20 @@ def test_the_plugin_must_be_found(monkeypatch) -> None:
         preflight.check_plugin("")
 
 
-@pytest.mark.parametrize("allowed", ["", "kdtree", " other , kdtree ", ","])
+@pytest.mark.parametrize("allowed", ["", "kdtree", " other , kdtree ", "kdtree,"])
 def test_plugins_that_sglang_would_load(allowed) -> None:
     preflight.check_plugin(allowed)
+
+
+@pytest.mark.parametrize("allowed", [",", " ", "other", "KDTREE", "kdtree-verify"])
+def test_plugins_that_sglang_would_leave_out(allowed, monkeypatch) -> None:
+    # SGLang's own word for it, then ours.
+    from sglang.srt.plugins import GENERAL_PLUGINS_GROUP, load_plugins_by_group
+
+    monkeypatch.setenv("SGLANG_PLUGINS", allowed)
+    assert preflight.NAME not in load_plugins_by_group(GENERAL_PLUGINS_GROUP)
+    with pytest.raises(ContractError, match="would leave the plugin out"):
+        preflight.check_plugin(allowed)
 
 
 def test_preflight_names_what_it_found(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def load(directory: Path, device: Device) -> Library:
             "the kernel library is missing", str(path), "set KDTREE_LIBRARY_DIR to the folder that holds it"
         )
     try:
+        _check_whole(path)
         functions = ctypes.CDLL(str(path))
         for name, (result, arguments) in abi.FUNCTIONS.items():
             function = getattr(functions, name)
@@ -98,6 +100,19 @@ def load(directory: Path, device: Device) -> Library:
     except (OSError, AttributeError) as error:
         raise LibraryError("the kernel library does not load", str(error), _REINSTALL) from error
     return Library(_identify(path, functions, _KINDS[device]), functions)
+
+
+def _check_whole(path: Path) -> None:
+    # The loader maps what the headers promise: a page that the file lacks ends the process by SIGBUS, without a word.
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return  # the loader says what it is not
+    (sections,) = struct.unpack_from("<Q", header, 40)
+    entry_size, entries = struct.unpack_from("<HH", header, 58)
+    size, wanted = path.stat().st_size, sections + entry_size * entries
+    if size < wanted:
+        raise LibraryError("the kernel library is cut short", f"{path}: {size} of {wanted} bytes", _REINSTALL)
 
 
 def _identify(path: Path, functions: ctypes.CDLL, kind: str) -> Description:

@@ -45,9 +45,10 @@ def check_plugin(allowed: str) -> None:
             "SGLang cannot find the plugin", f"no entry point {NAME} in {GROUP}", "install the kdtree-verify wheel"
         )
     names = {name.strip() for name in allowed.split(",") if name.strip()}
-    if names and NAME not in names:
+    # SGLang takes any text at all for a list: " " and "," name no plugin, and let none in.
+    if allowed and NAME not in names:
         raise ContractError(
-            "SGLang would leave the plugin out", f"{FILTER}={allowed}", f"add {NAME} to {FILTER}, or unset it"
+            "SGLang would leave the plugin out", f"{FILTER}='{allowed}'", f"add {NAME} to {FILTER}, or unset it"
         )
     try:
         found[0].load()
