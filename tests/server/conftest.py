@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from outcome import Outcome, serve
+from outcome import REQUESTS, Outcome, serve
 from serving import EAGLE, LAUNCHER, SGLANG, Launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,4 +77,5 @@ def on_two_ranks(new_launch: Callable[..., Launch]) -> Outcome:
 
 @pytest.fixture(scope="session")
 def eagle(new_launch: Callable[..., Launch]) -> Outcome:
-    return serve(new_launch("validate", arguments=EAGLE))
+    """The first requests only: drafting is interpreted too, and slow."""
+    return serve(new_launch("validate", arguments=EAGLE), requests=REQUESTS[:2])

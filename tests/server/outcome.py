@@ -21,10 +21,10 @@ class Outcome:
     """What one server said and did.
 
     Attributes:
-        answers: To REQUESTS.
+        answers: To the requests.
         ranks: The state files after them, by rank name.
-        faulty_answers: To the first of REQUESTS, asked again with the library broken; empty where it stayed whole.
-        faulty_ranks: The state files after that.
+        second_answers: To the first of them, made again: with the library broken, where it was to break.
+        second_ranks: The state files after that.
         mapped: For each rank name, the kernel libraries its process has mapped.
         killed_status: The server's exit status after kill -9 of a rank; None where none was killed.
         log: All that the server printed.
@@ -32,41 +32,48 @@ class Outcome:
 
     answers: list[Answer]
     ranks: dict[str, dict[str, Any]]
-    faulty_answers: list[Answer]
-    faulty_ranks: dict[str, dict[str, Any]]
+    second_answers: list[Answer]
+    second_ranks: dict[str, dict[str, Any]]
     mapped: dict[str, list[str]]
     killed_status: int | None
     log: str
 
 
-def serve(launch: Launch, fault: Path | None = None, *, again: bool = False, kill: bool = False) -> Outcome:
+def serve(
+    launch: Launch,
+    fault: Path | None = None,
+    *,
+    requests: tuple[conversation.Request, ...] = REQUESTS,
+    again: bool = False,
+    kill: bool = False,
+) -> Outcome:
     """Starts a server, asks it, and ends it.
 
     Args:
         launch: The server.
-        fault: The library breaks when this file is made; the first requests are then asked again.
-        again: They are asked again without a fault.
+        fault: The library breaks when this file is made; the first request is then made again.
+        requests: What it is asked.
+        again: The first is asked again without a fault.
         kill: At the end one rank is killed, to see how the server ends.
     """
     with started(launch) as server:
         server.wait_ready()
-        answers = conversation.hold(server.url, REQUESTS)
+        answers = conversation.hold(server.url, requests)
         ranks = settled(server)
         mapped = {name: mapped_libraries(document["pid"]) for name, document in ranks.items()}
-        faulty_answers: list[Answer] = []
+        second_answers, second_ranks = [], ranks
         if fault is not None:
             fault.touch()
         if fault is not None or again:
             # The prefix cache holds what the whole kernel computed; everybody asks with an empty one.
             urllib.request.urlopen(f"{server.url}/flush_cache", data=b"", timeout=30).close()
-            faulty_answers = conversation.hold(server.url, REQUESTS[:1])
-        faulty_ranks = settled(server)
+            second_answers, second_ranks = conversation.hold(server.url, requests[:1]), settled(server)
         status = None
         if kill:
             victim = next(iter(ranks.values()))["pid"]
             subprocess.run(["kill", "-KILL", str(victim)], check=True)
             status = server.wait_end()
-        return Outcome(answers, ranks, faulty_answers, faulty_ranks, mapped, status, server.log())
+        return Outcome(answers, ranks, second_answers, second_ranks, mapped, status, server.log())
 
 
 def settled(server: Server) -> dict[str, dict[str, Any]]:
