@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -152,11 +153,43 @@ def test_off_writes_once_and_does_not_get_stale(tmp_path):
     assert folder.check()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 99}'])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 99}', '{"schema": 1}', "\xff"])
 def test_a_server_file_that_is_none(tmp_path, content):
-    (tmp_path / "server.json").write_text(content)
+    (tmp_path / "server.json").write_text(content, encoding="latin-1")
+    snapshot = status.read(tmp_path)
     with pytest.raises(health.Unhealthy, match=r"server\.json"):
-        health.check(status.read(tmp_path))
+        health.check(snapshot)
+    assert "server.json" in status.table(snapshot)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"updated_at": "now"},
+        {"pid": None},
+        {"counters": [1]},
+        {"layers": [1]},
+        {"layers": {"a": 1}},
+        {"library": "x"},
+        {"mode": []},
+    ],
+)
+def test_a_rank_file_that_is_none(tmp_path, changes):
+    folder = Folder(tmp_path)
+    folder.rank(1, **changes)
+    assert "rank-dp0-pp0-tp1.json: not of this version" in folder.problem()
+    assert "unreadable" in status.table(status.read(tmp_path))
+
+
+def test_a_pid_that_can_be_none(tmp_path):
+    folder = Folder(tmp_path)
+    folder.edit_server(pid=10**30)
+    assert "has ended" in folder.problem()
+
+
+def test_a_folder_with_an_impossible_name():
+    with pytest.raises(health.Unhealthy, match="File name too long"):
+        health.check(status.read(Path("a" * 300)))
 
 
 def test_a_folder_that_is_empty_or_missing(tmp_path):
@@ -172,10 +205,8 @@ def test_three_heartbeats_may_be_missed():
 # ---- the endpoint
 
 
-@pytest.fixture
-def endpoint() -> Iterator[tuple[str, list[int]]]:
-    """A server that answers with the last code in the list; its URL."""
-    codes = [200]
+def handler(codes: list[int]) -> type[BaseHTTPRequestHandler]:
+    """Answers /health with the last code in the list; with 0, late."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -189,7 +220,14 @@ def endpoint() -> Iterator[tuple[str, list[int]]]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    return Handler
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[int]]]:
+    """The URL of a server that answers with the last code in the list."""
+    codes = [200]
+    server = HTTPServer(("127.0.0.1", 0), handler(codes))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/health", codes
@@ -210,18 +248,43 @@ def test_nobody_at_the_url(tmp_path):
     assert "does not answer: Connection refused" in Folder(tmp_path).problem(url="http://127.0.0.1:9/health")
 
 
-@pytest.mark.parametrize("form", [["--port", "{}"], ["--port={}"], ["--port", "1", "--host", "0.0.0.0", "--port={}"]])
-def test_auto_is_where_the_servers_own_arguments_say(tmp_path, endpoint, form):
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_auto_is_where_the_server_says_that_it_listens(tmp_path, endpoint, host):
     url, _ = endpoint
-    port = url.split(":")[2].split("/")[0]
+    told = {"host": host, "port": int(url.split(":")[2].split("/")[0]), "tls": False}
     folder = Folder(tmp_path)
-    folder.edit_server(argv=[part.format(port) for part in form])
+    folder.edit_server(endpoint=told)
     assert folder.check(url="auto")
-    folder.edit_server(argv=[])
+    folder.edit_server(endpoint=told | {"tls": True})
+    assert f"https://{host.replace('0.0.0.0', '127.0.0.1')}:" in folder.problem(url="auto", timeout=5)
+    folder.edit_server(endpoint=None)
     assert "http://127.0.0.1:30000/health" in folder.problem(url="auto", timeout=0.2)
 
 
-@pytest.mark.parametrize("url", ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/"])
+def test_auto_by_tls_takes_the_servers_own_certificate(tmp_path):
+    certificate = tmp_path / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=a"
+    subprocess.run(
+        [*command.split(), "-keyout", certificate, "-out", tmp_path / "public"], check=True, capture_output=True
+    )
+    certificate.write_text(certificate.read_text() + (tmp_path / "public").read_text())
+    server = HTTPServer(("127.0.0.1", 0), handler([200]))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = Folder(tmp_path)
+    folder.edit_server(endpoint={"host": "0.0.0.0", "port": server.server_port, "tls": True})
+    try:
+        assert folder.check(url="auto")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/", "http://a/b c", "http://a/é"]
+)
 def test_a_url_that_is_none(tmp_path, url):
     with pytest.raises(UsageError):
         Folder(tmp_path).check(url=url)

@@ -145,6 +145,37 @@ def test_a_rank_that_refused_gives_its_line_and_code(tmp_path) -> None:
     assert "Rank 0 scheduler died" in run.stderr
 
 
+def test_a_state_folder_is_one_servers(tmp_path) -> None:
+    from kdtree_verify import state
+
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, pathlib, kdtree_verify.state as s; s.prepare(pathlib.Path(sys.argv[1])); "
+         "print('held', flush=True); sys.stdin.read()", str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout.readline() == "held\n"
+    state.write(tmp_path / state.SERVER_FILE, {"of": "the first"})
+    run = launch("on", *TRITON, state_dir=tmp_path)
+    assert "another server's" in refusal(run)
+    assert run.returncode == 64
+    assert "the first" in (tmp_path / state.SERVER_FILE).read_text()
+    holder.kill()
+    holder.wait()
+    state.prepare(tmp_path)
+    assert not (tmp_path / state.SERVER_FILE).exists()
+
+
+def test_a_state_file_is_written_through_no_link(tmp_path) -> None:
+    from kdtree_verify import state
+
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / f".server.json.{os.getpid()}").symlink_to(other)
+    state.write(tmp_path / state.SERVER_FILE, {"schema": 1})
+    assert other.read_text() == "mine"
+    assert json.loads((tmp_path / state.SERVER_FILE).read_text()) == {"schema": 1}
+
+
 def test_the_plugin_must_be_found(monkeypatch) -> None:
     monkeypatch.setattr(preflight, "entry_points", lambda group: ())
     with pytest.raises(ContractError, match="SGLang cannot find the plugin"):

@@ -40,12 +40,27 @@ def test_named_backends() -> None:
 
 def test_a_configuration_file_counts(tmp_path: Path) -> None:
     path = tmp_path / "server.yaml"
-    path.write_text("tp-size: 4\nattention-backend: flashinfer\n")
-    parsed = arguments.parse([*MODEL, "--config", str(path)])
+    path.write_text("tp-size: 4\nattention-backend: flashinfer\nport: 31000\n")
+    parsed = arguments.parse([*MODEL, "--config", str(path), "--host", "::"])
     assert (parsed.expected_ranks, parsed.verify_backends) == (4, ("flashinfer", "flashinfer"))
+    assert parsed.endpoint == arguments.Endpoint("::", 31000, tls=False)
 
 
-@pytest.mark.parametrize("given", [["--no-such-option"], ["--tp-size", "x"], ["--help"], ["--config", "/no/such"]])
+def test_a_configuration_file_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("{:::\n - x")
+    assert arguments.parse([*MODEL, "--config", str(path)]) is None
+
+
+def test_where_it_listens() -> None:
+    assert arguments.parse(MODEL).endpoint == arguments.Endpoint("127.0.0.1", 30000, tls=False)
+    given = ["--por", "1", "--host=0.0.0.0", "--ssl-certfile", "c", "--ssl-keyfile", "k", "--port=2"]
+    assert arguments.parse([*MODEL, *given]).endpoint == arguments.Endpoint("0.0.0.0", 2, tls=True)
+
+
+@pytest.mark.parametrize(
+    "given", [["--no-such-option"], ["--tp-size", "x"], ["--help"], ["--config", "/no/such"], ["--nnodes", "0"]]
+)
 def test_what_sglang_will_answer_itself(given, capsys) -> None:
     assert arguments.parse([*MODEL, *given]) is None
     assert capsys.readouterr() == ("", "")
@@ -55,3 +70,8 @@ def test_secrets_are_not_shown() -> None:
     given = [*MODEL, "--api-key", "a", "--admin-api-key=b", "--max-total-tokens", "64", "--tokenizer-path", "t"]
     shown = [*MODEL, "--api-key", "***", "--admin-api-key=***", "--max-total-tokens", "64", "--tokenizer-path", "t"]
     assert arguments.redacted(given) == shown
+
+
+@pytest.mark.parametrize("name", ["--api-key", "--api", "--api-k", "--api_key", "--admin-a", "--ssl-keyfile-pass"])
+def test_a_secret_is_one_by_any_name(name) -> None:
+    assert "sesame" not in str(arguments.redacted([name, "sesame", f"{name}=sesame"]))

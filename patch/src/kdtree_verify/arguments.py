@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 _SECRET = {"key", "token", "secret", "password"}
+# argparse takes a beginning of a name for the name.
+_SECRET_OPTIONS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 _HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the server listens, and whether by TLS."""
+
+    host: str
+    port: int
+    tls: bool
 
 
 @dataclass(frozen=True)
@@ -18,11 +29,13 @@ class ServerArguments:
         expected_ranks: Scheduler processes that the server starts on this host.
         verify_backends: Attention backends named for prefill and for decode; verify runs on one of the two.
         use_ray: Whether Ray starts the schedulers.
+        endpoint: Its HTTP endpoint.
     """
 
     expected_ranks: int
     verify_backends: tuple[str | None, str | None]
     use_ray: bool
+    endpoint: Endpoint
 
 
 def parse(arguments: list[str]) -> ServerArguments | None:
@@ -37,15 +50,17 @@ def parse(arguments: list[str]) -> ServerArguments | None:
 
             arguments = ConfigArgumentMerger(parser).merge_config_with_args(arguments)
         found = parser.parse_args(arguments)
-    except (_Refused, OSError, ValueError):
+        expected_ranks = _expected_ranks(found)
+    except Exception:  # its configuration file may be anything
         return None
     return ServerArguments(
-        expected_ranks=_expected_ranks(found),
+        expected_ranks=expected_ranks,
         verify_backends=(
             found.prefill_attention_backend or found.attention_backend,
             found.decode_attention_backend or found.attention_backend,
         ),
         use_ray=bool(getattr(found, "use_ray", False)),
+        endpoint=Endpoint(found.host, found.port, tls=bool(getattr(found, "ssl_certfile", None))),
     )
 
 
@@ -54,7 +69,11 @@ def redacted(arguments: list[str]) -> list[str]:
     shown, hide = [], False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        secret = not _SECRET.isdisjoint(name.lstrip("-").split("-"))
+        words = name.lstrip("-").replace("_", "-").split("-")
+        secret = name.startswith("--") and (
+            not _SECRET.isdisjoint(words)
+            or (len(name) > 3 and any(option.startswith(name) for option in _SECRET_OPTIONS))
+        )
         if hide and not argument.startswith("--"):
             shown.append(_HIDDEN)
         else:

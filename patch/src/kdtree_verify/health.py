@@ -13,6 +13,7 @@ is not what happens. It does not mend itself; its reason says what to change, or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from .config import Mode
@@ -42,8 +43,8 @@ def check(snapshot: Snapshot, url: str | None = None, timeout: float = 25.0) -> 
 
     Args:
         snapshot: The state folder.
-        url: http URL that must answer 200 within `timeout` seconds; "auto" is /health at the port (and host) of the
-            server's own command line.
+        url: http URL that must answer 200 within `timeout` seconds; "auto" is /health where the server's own arguments
+            and configuration file say that it listens, by TLS if they say so.
 
     Raises:
         Unhealthy: It is not; the line names every problem, or the first few.
@@ -52,8 +53,7 @@ def check(snapshot: Snapshot, url: str | None = None, timeout: float = 25.0) -> 
     parts = None if url in (None, AUTO) else _parse(str(url))
     problems = _server_problems(snapshot)
     if not problems and url is not None:
-        host, port, path = parts or _own_endpoint(snapshot)
-        problems = _endpoint_problems(host, port, path, timeout)
+        problems = _endpoint_problems(parts or _own_endpoint(snapshot), timeout)
     if problems:
         more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         raise Unhealthy("unhealthy", "; ".join(p.found for p in problems[:_NAMED]) + more, problems[0].fix)
@@ -101,46 +101,51 @@ def _rank_problem(rank: Rank, mode: Mode) -> Problem | None:
     return None
 
 
-def _own_endpoint(snapshot: Snapshot) -> tuple[str, int, str]:
-    """Where the server listens by its command line; SGLang's defaults where that is silent."""
-    arguments = [str(argument) for argument in (snapshot.server or {}).get("argv") or []]
-    host, port = _option(arguments, "--host") or "127.0.0.1", _option(arguments, "--port") or "30000"
-    if not port.isdigit():
-        raise UsageError("the server's port is unknown", f"--port {port}", "give --url http://HOST:PORT/health")
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(port), "/health"
+class _Endpoint(NamedTuple):
+    host: str
+    port: int
+    path: str
+    tls: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}{self.path}"
 
 
-def _option(arguments: list[str], name: str) -> str | None:
-    # The last one counts, as argparse has it.
-    for index in reversed(range(len(arguments))):
-        argument, equals, value = arguments[index].partition("=")
-        if argument == name:
-            return value if equals else "".join(arguments[index + 1 : index + 2])
-    return None
+def _own_endpoint(snapshot: Snapshot) -> _Endpoint:
+    """Where the server's own arguments and configuration file say that it listens; SGLang's defaults where unknown."""
+    told = (snapshot.server or {}).get("endpoint") or {"host": "127.0.0.1", "port": 30000, "tls": False}
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(told["host"], told["host"])
+    return _Endpoint(host, told["port"], "/health", told["tls"])
 
 
-def _parse(url: str) -> tuple[str, int, str]:
+def _parse(url: str) -> _Endpoint:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 80
     except ValueError:
         parts, host, port = urlsplit(""), None, 0
-    if parts.scheme != "http" or not host:
+    if parts.scheme != "http" or not host or not (url.isascii() and url.isprintable() and " " not in url):
         raise UsageError("the URL is not one", f"'{url}'", "give --url http://HOST:PORT/health, or --url auto")
-    return host, port, parts.path + (f"?{parts.query}" if parts.query else "") or "/"
+    return _Endpoint(host, port, parts.path + (f"?{parts.query}" if parts.query else "") or "/")
 
 
-def _endpoint_problems(host: str, port: int, path: str, timeout: float) -> list[Problem]:
+def _endpoint_problems(endpoint: _Endpoint, timeout: float) -> list[Problem]:
     import http.client  # a third of this command's time, and not always needed
+    import ssl
 
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout)
+    if endpoint.tls:
+        # The server's own certificate, by its address: asked is whether it answers, not who it is.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout, context=context)
     try:
-        connection.request("GET", path)
+        connection.request("GET", endpoint.path)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return [Problem(f"{where} does not answer: {text}", f"wait while it loads, else {_LOGS}")]
+        return [Problem(f"{endpoint} does not answer: {text}", f"wait while it loads, else {_LOGS}")]
     finally:
         connection.close()
-    return [] if status == 200 else [Problem(f"{where} answers {status}", f"wait while it loads, else {_LOGS}")]
+    return [] if status == 200 else [Problem(f"{endpoint} answers {status}", f"wait while it loads, else {_LOGS}")]

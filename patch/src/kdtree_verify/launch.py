@@ -9,6 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
+from dataclasses import asdict
 
 from . import arguments, preflight, state
 from .config import Config, Mode, from_environment
@@ -51,21 +52,24 @@ def _check(config: Config, server_arguments: list[str]) -> None:
         raise ContractError(
             "SGLang does not load plugins in Ray's schedulers", "--use-ray", "drop --use-ray, or set KDTREE_VERIFY=off"
         )
-    _announce(config, server_arguments, parsed.expected_ranks)
+    try:
+        _announce(config, server_arguments, parsed)
+    except OSError as error:
+        raise state.unwritable(config.state_dir, error) from error
 
 
 def _announce_off(config: Config, server_arguments: list[str]) -> None:
     # Off hands over; that nobody could be told is no reason not to.
     try:
         state.prepare(config.state_dir)
-        parsed = arguments.parse(server_arguments)
-        _announce(config, server_arguments, parsed.expected_ranks if parsed else None)
+        _announce(config, server_arguments, arguments.parse(server_arguments))
     except Exception as error:
         print(f"kdtree: the state folder is not used: {error}", file=sys.stderr)
 
 
-def _announce(config: Config, server_arguments: list[str], expected_ranks: int | None) -> None:
-    document = state.server_document(config.mode, arguments.redacted(server_arguments), expected_ranks)
+def _announce(config: Config, server_arguments: list[str], parsed: arguments.ServerArguments | None) -> None:
+    known = (parsed.expected_ranks, asdict(parsed.endpoint)) if parsed else (None, None)
+    document = state.server_document(config.mode, arguments.redacted(server_arguments), *known)
     state.write(config.state_dir / state.SERVER_FILE, document)
 
 

@@ -6,6 +6,7 @@ file. Nothing of the kernel is imported here: off reports too.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -68,24 +69,47 @@ def this_rank() -> Identity:
 
 
 def prepare(directory: Path) -> None:
-    """Makes the state folder and removes what an earlier server left in it.
+    """Makes the state folder, takes it for this process and removes what an earlier server left in it.
 
     Raises:
-        UsageError: It cannot be written to.
+        UsageError: It cannot be written to, or another server that runs reports there.
     """
     try:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not _take(directory):
+            raise UsageError(
+                "the state folder is another server's, which runs",
+                str(directory),
+                "give each server a KDTREE_STATE_DIR of its own, or stop the other",
+            )
         for path in (directory / SERVER_FILE, *directory.glob(RANK_FILES)):
             path.unlink(missing_ok=True)
         probe = directory / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageError(
-            "the state folder cannot be written",
-            f"{directory}: {error.strerror}",
-            "set KDTREE_STATE_DIR to a folder of this user",
-        ) from error
+        raise unwritable(directory, error) from error
+
+
+def unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        "the state folder cannot be written",
+        f"{directory}: {error.strerror}",
+        "set KDTREE_STATE_DIR to a folder of this user",
+    )
+
+
+def _take(directory: Path) -> bool:
+    # A lock on the folder itself: it leaves no file, and the kernel lets go of it however this process ends.
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:
+        os.close(descriptor)  # a file system without locks
+    return True
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
@@ -96,7 +120,10 @@ def write(path: Path, document: dict[str, Any]) -> None:
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    # Always a new file: where others can write to the folder, one of this name may be their link.
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(document, indent=1) + "\n")
     os.replace(temporary, path)
 
 
@@ -104,14 +131,24 @@ def rank_path(directory: Path, identity: Identity) -> Path:
     return directory / f"rank-{identity.name}.json"
 
 
-def server_document(mode: Mode, arguments: list[str], expected_ranks: int | None) -> dict[str, Any]:
-    """server.json of this process. `expected_ranks`: scheduler processes on this host, None where not known."""
+def server_document(
+    mode: Mode, arguments: list[str], expected_ranks: int | None, endpoint: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """server.json of this process.
+
+    Args:
+        mode: What was asked for.
+        arguments: The command line without secrets.
+        expected_ranks: Scheduler processes on this host, None where not known.
+        endpoint: Where it will listen: host, port and tls (a bool); None where not known.
+    """
     return {
         "schema": SCHEMA,
         "mode": mode.value,
         "pid": os.getpid(),
         "argv": arguments,
         "expected_ranks": expected_ranks,
+        "endpoint": endpoint,
         "started_at": time.time(),
     }
 

@@ -21,6 +21,27 @@ STALE_AFTER = 30.0
 
 PRODUCT_COMPUTE_CAPABILITY = "12.0"
 _WORST_LAYERS = 3
+_Form = dict[str, tuple[type, ...]]
+_MAYBE = type(None)
+# What is read of a file without looking twice.
+_SERVER_FORM: _Form = {
+    "mode": (str,),
+    "pid": (int,),
+    "started_at": (int, float),
+    "expected_ranks": (int, _MAYBE),
+    "endpoint": (dict, _MAYBE),
+}
+_RANK_FORM: _Form = {
+    "mode": (str,),
+    "state": (str,),
+    "pid": (int,),
+    "updated_at": (int, float),
+    "counters": (dict, _MAYBE),
+    "layers": (list, _MAYBE),
+    "library": (dict, _MAYBE),
+    "device": (dict, _MAYBE),
+    "versions": (dict, _MAYBE),
+}
 _RANK_HEAD = ("rank", "mode", "state", "pid", "age", "verify calls", "kernel calls", "out of range", "declined")
 _LAYER_HEAD = ("worst layers", "rank", "worst rel. L2", "rel. L2", "max abs", "compared", "beyond bound", "NaN/Inf")
 
@@ -128,10 +149,14 @@ class Snapshot:
 
 def read(directory: Path) -> Snapshot:
     """Reads what is there now; a file that cannot be read is part of the answer, not an error."""
-    server, error = _load(directory / SERVER_FILE)
+    server, error = _load(directory / SERVER_FILE, _SERVER_FORM)
     ranks = []
-    for path in sorted(directory.glob(RANK_FILES), key=_natural):
-        document, rank_error = _load(path)
+    try:
+        paths = sorted(directory.glob(RANK_FILES), key=_natural)
+    except OSError:
+        paths = []  # server.json cannot be read there either, and says why
+    for path in paths:
+        document, rank_error = _load(path, _RANK_FORM)
         document = document or {}
         ranks.append(
             Rank(
@@ -231,7 +256,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m" if minutes < 100 else f"{minutes // 60}h{minutes % 60:02}m"
 
 
-def _load(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+def _load(path: Path, form: _Form) -> tuple[dict[str, Any] | None, str | None]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -240,13 +265,20 @@ def _load(path: Path) -> tuple[dict[str, Any] | None, str | None]:
         return None, f"{path}: {error.strerror}"
     except ValueError:
         return None, f"{path}: not JSON"
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA or not _fits(document, form):
         return None, f"{path}: not of this version (schema {SCHEMA})"
     return document, None
 
 
+def _fits(document: dict[str, Any], form: _Form) -> bool:
+    layers = document.get("layers") or []
+    return all(isinstance(document.get(name), types) for name, types in form.items()) and all(
+        isinstance(layer, dict) for layer in layers
+    )
+
+
 def _alive(pid: object) -> bool:
-    if not isinstance(pid, int) or pid <= 0:
+    if not isinstance(pid, int) or not 0 < pid < 2**31:
         return False
     try:
         os.kill(pid, 0)
