@@ -110,6 +110,18 @@ def test_health_is_quick_and_imports_neither_torch_nor_numpy(served):
     assert fastest < 0.3
 
 
+def test_a_reader_that_has_enough_is_no_error(served):
+    command = f"{sys.executable} -m kdtree_verify.cli status --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(SOURCES), "KDTREE_STATE_DIR": served},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_status_as_table_and_as_json(served, tmp_path):
     done = kdtree("status", KDTREE_STATE_DIR=served)
     assert done.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,10 +35,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         parsed = _parser().parse_args(arguments)
         config = from_environment()
-        return int(parsed.command(parsed, config))
+        code = int(parsed.command(parsed, config))
+        sys.stdout.flush()
+        return code
     except KdtreeError as error:
         print(error, file=sys.stderr)
         return int(error.code)
+    except BrokenPipeError:
+        # `kdtree status | head`: who reads has enough. Python would complain once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
 
 
 class _Parser(argparse.ArgumentParser):
