@@ -115,9 +115,9 @@ class PrivateEngine:
         behind is stopped by the next.
         """
         with self._locked(fcntl.LOCK_EX) as lock:
-            self.start()
-            fcntl.flock(lock, fcntl.LOCK_SH)
             try:
+                self.start()
+                fcntl.flock(lock, fcntl.LOCK_SH)
                 yield
             finally:
                 if self._is_last_user(lock) and not self.kept.exists():
