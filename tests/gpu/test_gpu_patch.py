@@ -135,7 +135,7 @@ def test_facts_of_the_device() -> None:
     assert facts.uuid == f"GPU-{properties.uuid}"
     assert facts.compute_capability == f"{properties.major}.{properties.minor}"
     assert facts.memory == properties.total_memory
-    assert int(facts.driver.split(".")[0]) >= 13
+    assert int(facts.cuda_driver.split(".")[0]) >= 13
 
 
 def test_validate_returns_stock_and_measures(library) -> None:
