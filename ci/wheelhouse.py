@@ -28,7 +28,7 @@ from pins import PinsError, Wheel
 BUILD = Path(__file__).resolve().parents[1] / "build"
 WHEELHOUSE = BUILD / "wheelhouse"
 PIP_VENV = BUILD / "pip"
-EXIT_UNAVAILABLE = 69
+EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 69, 130
 OLDEST_GLIBC, NEWEST_GLIBC = 5, 36  # manylinux_2_5 .. Debian 12's own
 
 
@@ -46,6 +46,11 @@ def main(argv: list[str]) -> int:
     except PinsError as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"kdtree: {BUILD} cannot be filled: {error}. Fix: room and rights there", file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return 0
 
 
@@ -134,7 +139,11 @@ def _pip(verb: str, *arguments: str) -> str | None:
     none need be installed on the machine."""
     python = PIP_VENV / "bin" / "python"
     if not python.exists():
-        venv.create(PIP_VENV, with_pip=True, symlinks=True)
+        # Whole or not at all: one that was interrupted has a Python, and no pip.
+        part = PIP_VENV.with_name(f"{PIP_VENV.name}.part")
+        venv.create(part, clear=True, with_pip=True, symlinks=True)
+        shutil.rmtree(PIP_VENV, ignore_errors=True)
+        part.rename(PIP_VENV)
     options = ["--quiet", "--retries=2", "--disable-pip-version-check"]
     result = subprocess.run(
         [python, "-m", "pip", verb, *options, *arguments],

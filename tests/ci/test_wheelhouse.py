@@ -120,3 +120,32 @@ def test_a_set_installs_into_a_folder(index: Path, lock: dict[str, str], tmp_pat
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--into", "only-a-folder"]])
 def test_usage(arguments: list[str]) -> None:
     assert wheelhouse.main(arguments) == 64
+
+
+def test_pips_own_environment_is_whole_or_not_there(
+    index: Path, lock: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock["one==1.0"] = wheel(index, "one")
+    own = tmp_path / "pip"
+    monkeypatch.setattr(wheelhouse, "PIP_VENV", own)
+    create = wheelhouse.venv.create
+
+    def interrupted(folder: Path, **options: Any) -> None:
+        create(folder, **options | {"with_pip": False})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wheelhouse.venv, "create", interrupted)
+    assert wheelhouse.main(["some"]) == 130
+    assert not own.exists()
+    monkeypatch.setattr(wheelhouse.venv, "create", create)
+    assert wheelhouse.main(["some"]) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    index: Path, lock: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wheelhouse, "WHEELHOUSE", Path("/proc/wheelhouse"))
+    assert wheelhouse.main(["some"]) == 69
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kdtree: ")
+    assert " Fix: " in line
