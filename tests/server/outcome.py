@@ -78,13 +78,13 @@ def serve(
 
 def settled(server: Server) -> dict[str, dict[str, Any]]:
     """The ranks' state files, written after now. In mode off they are written once."""
-    now, deadline = time.time(), time.monotonic() + 30
+    now, deadline = time.time(), time.monotonic() + 60
     while time.monotonic() < deadline:
         ranks = server.ranks()
         if ranks and (server.launch.mode == "off" or all(rank["updated_at"] > now for rank in ranks.values())):
             return ranks
         time.sleep(0.2)
-    raise TimeoutError(f"the ranks' state files are not renewed: {ranks}")
+    raise TimeoutError(f"the ranks' state files are not renewed since {now}: {ranks}\n{server.log()[-3000:]}")
 
 
 def mapped_libraries(pid: int) -> list[str]:
