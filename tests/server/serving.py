@@ -28,6 +28,8 @@ EAGLE = (
 
 # What the stand-in image sets too: one BLAS thread for the interpreter's small products, no spinning.
 CPU_ENVIRONMENT = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+# Compiling a few small helpers takes longer than they do, and Python's headers, which a bare machine has not.
+CPU_ENVIRONMENT |= {"TORCH_COMPILE_DISABLE": "1"}
 READY_SECONDS = 240.0
 END_SECONDS = 90.0
 
