@@ -158,6 +158,13 @@ def test_a_state_folder_is_one_servers(tmp_path) -> None:
     run = launch("on", *TRITON, state_dir=tmp_path)
     assert "another server's" in refusal(run)
     assert run.returncode == 64
+    package = tmp_path / "sglang"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "launch_server.py").write_text("import os; print(os.environ['KDTREE_STATE_DIR'])")
+    run = launch("off", state_dir=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (run.returncode, run.stdout) == (0, "/dev/null\n")
+    assert "another server's" in run.stderr
     assert "the first" in (tmp_path / state.SERVER_FILE).read_text()
     holder.kill()
     holder.wait()

@@ -6,10 +6,12 @@ would then notice that SGLang had left it out.
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 
 from . import arguments, preflight, state
 from .config import Config, Mode, from_environment
@@ -26,13 +28,14 @@ def main(server_arguments: list[str]) -> None:
     """
     try:
         config = from_environment()
+        reports: Path | None = config.state_dir
         if config.mode is Mode.OFF:
-            _announce_off(config, server_arguments)
+            reports = _announce_off(config, server_arguments)
         else:
             _check(config, server_arguments)
     except KdtreeError as error:
         end_process(error)
-    _serve(config, server_arguments)
+    _serve(server_arguments, reports)
 
 
 def _check(config: Config, server_arguments: list[str]) -> None:
@@ -58,13 +61,18 @@ def _check(config: Config, server_arguments: list[str]) -> None:
         raise state.unwritable(config.state_dir, error) from error
 
 
-def _announce_off(config: Config, server_arguments: list[str]) -> None:
-    # Off hands over; that nobody could be told is no reason not to.
+def _announce_off(config: Config, server_arguments: list[str]) -> Path | None:
+    """The state folder if it is this server's. Off hands over; that nobody could be told is no reason not to."""
+    reports: Path | None = None
     try:
         state.prepare(config.state_dir)
+        reports = config.state_dir
         _announce(config, server_arguments, arguments.parse(server_arguments))
     except Exception as error:
         print(f"kdtree: the state folder is not used: {error}", file=sys.stderr)
+        if reports is None:
+            os.environ["KDTREE_STATE_DIR"] = os.devnull  # by the ranks neither: it may be another server's
+    return reports
 
 
 def _announce(config: Config, server_arguments: list[str], parsed: arguments.ServerArguments | None) -> None:
@@ -73,13 +81,13 @@ def _announce(config: Config, server_arguments: list[str], parsed: arguments.Ser
     state.write(config.state_dir / state.SERVER_FILE, document)
 
 
-def _serve(config: Config, server_arguments: list[str]) -> None:
+def _serve(server_arguments: list[str], reports: Path | None) -> None:
     # As `python -m` would: the module is __main__, so that spawned children import it and not this one.
     sys.argv = [SERVER, *server_arguments]
     try:
         runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
     except Exception:
-        failure = state.first_failure(config.state_dir)
+        failure = state.first_failure(reports) if reports else None
         if failure is None:
             raise
         # SGLang says only that a rank died. Its own line and code say why.
