@@ -8,7 +8,7 @@
   KDTREE_VERIFY        off (default), validate or on
   KDTREE_ALLOW_CC      development only: compute capabilities to accept besides 12.0, e.g. 9.0 or 9.0,10.0
   KDTREE_DEVICE        cpu: no GPU, the host library; only with --device cpu and where no GPU is visible
-  KDTREE_API_KEY_FILE  file that holds the API key, handed on without a trace in any command line
+  KDTREE_API_KEY_FILE  file that holds the API key, handed on in no command line (SGLang's own log shows it)
   KDTREE_STATE_DIR     where the server and its ranks report (default /run/kdtree)
 
 Exit codes: 64 bad usage or value, 69 GPU or driver refused; later ones are the server's. It ends in exec, so that
