@@ -122,9 +122,13 @@ def write(path: Path, document: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # Always a new file: where others can write to the folder, one of this name may be their link.
     temporary.unlink(missing_ok=True)
-    with temporary.open("x", encoding="utf-8") as file:
-        file.write(json.dumps(document, indent=1) + "\n")
-    os.replace(temporary, path)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=1) + "\n")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def rank_path(directory: Path, identity: Identity) -> Path:
