@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pins as pins_module
-from pins import PinsError, normalize
+import pins_reader
+from pins_reader import PinsError, normalize
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT_ON = ("sglang", "cuda-devel")
@@ -40,7 +40,7 @@ def wheel_sets(pins: dict[str, Any]) -> Iterator[str]:
     """Every root is an exact version, and the lock (or a set it adds to) has that version."""
     for name, table in pins.get("wheels", {}).items():
         try:
-            locked = pins_module.merged(pins, [name, *table.get("adds-to", [])])
+            locked = pins_reader.merged(pins, [name, *table.get("adds-to", [])])
         except PinsError as error:
             yield str(error)
             continue
@@ -72,13 +72,13 @@ def dockerfile(pins: dict[str, Any], root: Path) -> Iterator[str]:
     text = _read(root, "docker/Dockerfile")
     stages = set(re.findall(r"^FROM .* AS (\S+)$", text, re.M))
     bases = {base for base in re.findall(r"^FROM (?:--\S+ )*(\S+)", text, re.M) if base not in stages | {"scratch"}}
-    pinned = {pins_module.get(pins, f"images.{key}") for key in BUILT_ON}
+    pinned = {pins_reader.get(pins, f"images.{key}") for key in BUILT_ON}
     for base in sorted(bases - pinned):
         yield f"docker/Dockerfile: FROM {base} is not in pins.toml"
     for image in sorted(pinned - bases):
         yield f"docker/Dockerfile: nothing is built FROM {image}"
     for value in re.findall(r"^ARG KDTREE_ARCHS=\"?([^\"\n]*)", text, re.M):
-        if value != pins_module.get(pins, "cuda.architectures"):
+        if value != pins_reader.get(pins, "cuda.architectures"):
             yield f"docker/Dockerfile: KDTREE_ARCHS defaults to {value}, pins.toml has another"
 
 

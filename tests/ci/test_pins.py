@@ -12,15 +12,17 @@ import pytest
 import pins
 import pins_check
 import pins_lock
+import pins_reader
 
-PINS = pins.load()
+PINS = pins_reader.load()
+CUDA_DEVEL = pins_reader.get(PINS, "images.cuda-devel")
 DIGEST = "0" * 64
 
 
 def test_an_image_prints_as_a_reference_by_digest() -> None:
     image = PINS["images"]["sglang"]
-    assert pins.get(PINS, "images.sglang") == f"{image['name']}:{image['tag']}@{image['digest']}"
-    assert pins.get(PINS, "images.sglang.tag") == image["tag"]
+    assert pins_reader.get(PINS, "images.sglang") == f"{image['name']}:{image['tag']}@{image['digest']}"
+    assert pins_reader.get(PINS, "images.sglang.tag") == image["tag"]
 
 
 @pytest.mark.parametrize(
@@ -28,13 +30,13 @@ def test_an_image_prints_as_a_reference_by_digest() -> None:
     [("images.none", "stopped at 'none'"), ("images", "is a table"), ("cuda.nvcc.more", "stopped at 'more'")],
 )
 def test_a_key_that_has_no_value_is_named(key: str, words: str) -> None:
-    with pytest.raises(pins.PinsError, match=words):
-        pins.get(PINS, key)
+    with pytest.raises(pins_reader.PinsError, match=words):
+        pins_reader.get(PINS, key)
 
 
 @pytest.mark.parametrize("name", PINS["wheels"])
 def test_every_requirement_is_exact_and_hashed(name: str) -> None:
-    for wheel in pins.wheels(PINS, name):
+    for wheel in pins_reader.wheels(PINS, name):
         requirement, *hashes = wheel.pip_line.split()
         assert requirement.count("==") == 1
         assert hashes
@@ -42,20 +44,20 @@ def test_every_requirement_is_exact_and_hashed(name: str) -> None:
 
 
 def test_sets_that_disagree_are_refused() -> None:
-    with pytest.raises(pins.PinsError, match="sets disagree: sglang"):
-        pins.merged(PINS, ["server-cpu", "sglang-pin"])
+    with pytest.raises(pins_reader.PinsError, match="sets disagree: sglang"):
+        pins_reader.merged(PINS, ["server-cpu", "sglang-pin"])
 
 
 @pytest.mark.parametrize("entry", ["torch", "torch>=2", "torch==2 --pre"])
 def test_a_malformed_lock_entry_is_refused(entry: str) -> None:
     table = {"wheels": {"some": {"lock": {entry: DIGEST}}}}
-    with pytest.raises(pins.PinsError, match="expected"):
-        pins.wheels(table, "some")
+    with pytest.raises(pins_reader.PinsError, match="expected"):
+        pins_reader.wheels(table, "some")
 
 
 def test_a_hash_that_is_no_sha256_is_refused() -> None:
-    with pytest.raises(pins.PinsError, match="expected"):
-        pins.wheels({"wheels": {"some": {"lock": {"torch==2": "abc"}}}}, "some")
+    with pytest.raises(pins_reader.PinsError, match="expected"):
+        pins_reader.wheels({"wheels": {"some": {"lock": {"torch==2": "abc"}}}}, "some")
 
 
 @pytest.mark.parametrize(
@@ -74,11 +76,11 @@ def test_the_repository_keeps_to_its_pins(capsys: pytest.CaptureFixture[str]) ->
 def tree(root: Path) -> Path:
     """The few files that the check reads, in a folder of their own."""
     files = {
-        "docker/Dockerfile": f"""ARG KDTREE_ARCHS={pins.get(PINS, "cuda.architectures")}
-FROM {pins.get(PINS, "images.cuda-devel")} AS kernel
+        "docker/Dockerfile": f"""ARG KDTREE_ARCHS={pins_reader.get(PINS, "cuda.architectures")}
+FROM {CUDA_DEVEL} AS kernel
 RUN true
 FROM kernel AS wheel
-FROM {pins.get(PINS, "images.sglang")} AS runtime
+FROM {pins_reader.get(PINS, "images.sglang")} AS runtime
 RUN true \\
  # a comment between two lines
  && pip install --no-deps \\
@@ -111,7 +113,10 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
     ("change", "words"),
     [
         (edit("docker/Dockerfile", "@sha256:0412", "@sha256:0413"), "is not in pins.toml"),
-        (edit("docker/Dockerfile", f"FROM {pins.get(PINS, 'images.cuda-devel')}", "FROM debian:12"), "FROM debian:12"),
+        (
+            edit("docker/Dockerfile", f"FROM {pins_reader.get(PINS, 'images.cuda-devel')}", "FROM debian:12"),
+            "FROM debian:12",
+        ),
         (edit("docker/Dockerfile", "=120a", "=90a"), "KDTREE_ARCHS defaults to 90a"),
         (edit("docker/Dockerfile", "--require-hashes ", ""), "docker/Dockerfile: pip without"),
         (edit("ci/some", "--no-index ", ""), "ci/some: pip without"),
@@ -157,8 +162,8 @@ def test_a_new_lock_replaces_its_own_table_only(tmp_path: Path, monkeypatch: pyt
     after = '\n[wheels.b.lock]\n"kept==1" = "11"\n'
     file.write_text(before + after)
     monkeypatch.setattr(pins_lock, "PINS_FILE", file)
-    pins_lock._rewrite("a", [pins.Wheel("x", "1", (DIGEST,)), pins.Wheel("y", "2", (DIGEST, DIGEST))])
+    pins_lock._rewrite("a", [pins_reader.Wheel("x", "1", (DIGEST,)), pins_reader.Wheel("y", "2", (DIGEST, DIGEST))])
     expected = f'"x==1" = "{DIGEST}"\n"y==2" = ["{DIGEST}", "{DIGEST}"]\n'
     assert file.read_text() == before.partition('"old==1"')[0] + expected + after
-    with pytest.raises(pins.PinsError, match="0 tables"):
+    with pytest.raises(pins_reader.PinsError, match="0 tables"):
         pins_lock._rewrite("none", [])

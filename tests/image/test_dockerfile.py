@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import gpus
-import pins
+import pins_reader
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -20,7 +20,7 @@ def default(name: str) -> str:
 
 
 def test_the_commit_is_the_pinned_one() -> None:
-    assert default("SGLANG_COMMIT") == pins.get(pins.load(), "sglang.commit")
+    assert default("SGLANG_COMMIT") == pins_reader.get(pins_reader.load(), "sglang.commit")
 
 
 def test_the_version_is_the_header_s() -> None:
@@ -29,7 +29,7 @@ def test_the_version_is_the_header_s() -> None:
 
 
 def test_the_driver_s_floor_is_the_pinned_one() -> None:
-    assert int(pins.get(pins.load(), "cuda.minimum-driver").split(".")[0]) == gpus.DRIVER_FLOOR
+    assert int(pins_reader.get(pins_reader.load(), "cuda.minimum-driver").split(".")[0]) == gpus.DRIVER_FLOOR
 
 
 def test_no_registry_is_asked_for_a_frontend() -> None:
