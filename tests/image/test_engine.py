@@ -48,7 +48,7 @@ def checkout(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         folder = tmp_path / name
         (folder / "ci").mkdir(parents=True)
         (folder / "build" / "engine").mkdir(parents=True)
-        for file in (*(ROOT / "ci").glob("engine*"), *(ROOT / "ci").glob("pins.*")):
+        for file in (*(ROOT / "ci").glob("engine*"), *(ROOT / "ci").glob("pins*")):
             if file.is_file():
                 shutil.copy(file, folder / "ci")
         for shared in (debs, compose):
