@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -143,7 +144,11 @@ class PrivateEngine:
     def _locked(self, operation: int) -> Iterator[TextIOWrapper]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as lock:
-            fcntl.flock(lock, operation)
+            try:
+                fcntl.flock(lock, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("engine: in use by another command of this checkout; waiting", file=sys.stderr, flush=True)
+                fcntl.flock(lock, operation)
             yield lock
 
     @staticmethod
