@@ -15,9 +15,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pins_reader
 from engine_debs import Debs, DebsError, archive
@@ -41,6 +44,7 @@ CUDA_SETS = ("cuda-toolchain",)
 SGLANG_SETS = ("server-cpu", "runtime-added")
 # SGLang requires it, and its image has it; here the Dockerfile's step for a base that lacks it gets something to do.
 LEFT_OUT = {"nvidia-ml-py"}
+SIGN_OF_LIFE = 20.0  # seconds between the lines of a long step
 
 
 class StandinError(RuntimeError):
@@ -72,12 +76,28 @@ def exists(image: str) -> bool:
     return subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode == 0
 
 
-def checked(command: list[str | Path], **options: object) -> None:
-    """Runs a command quietly; raises StandinError with the end of its output when it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)  # type: ignore[call-overload]
-    if done.returncode != 0:
-        print(done.stdout[-4000:], file=sys.stderr)
-        raise StandinError(f"{' '.join(map(str, command[:3]))} failed with status {done.returncode}; see above")
+def checked(what: str, command: list[str | Path], **options: Any) -> None:
+    """Runs a command, telling only that it still runs; raises StandinError, and shows its end, when it fails."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options) as process:
+            try:
+                while not ended(process):
+                    say(f"{what}: {time.monotonic() - started:.0f} s so far")
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            output.seek(0)
+            print(output.read()[-4000:], file=sys.stderr)
+            raise StandinError(f"{' '.join(map(str, command[:3]))} failed with status {process.returncode}; see above")
+
+
+def ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process ends before a person starts to wonder."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(SIGN_OF_LIFE)
+    return process.returncode is not None
 
 
 def debian() -> str:
@@ -93,11 +113,12 @@ def debian() -> str:
     tarball = BUILD / "debian.tar"
     uri, keyring = archive()
     checked(
+        f"Debian {RELEASE}",
         ["mmdebstrap", *DEBIAN, *([f"--keyring={keyring}"] if keyring else []), RELEASE, tarball, uri],
         env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}:/usr/sbin:/sbin"},
         cwd="/",
     )
-    checked(["docker", "import", tarball, image])
+    checked(f"Debian {RELEASE}", ["docker", "import", tarball, image])
     tarball.unlink()
     say(f"Debian {RELEASE}: {time.monotonic() - started:.0f} s")
     forget_others(image)
@@ -114,7 +135,7 @@ def parts(name: str, sets: tuple[str, ...], *others: Path, everything: bool = Fa
 
     Of the sets, what a stand-in gets, or `everything`.
     """
-    checked([ROOT / "ci" / "wheelhouse", *sets])
+    checked(f"{name}'s wheels", [ROOT / "ci" / "wheelhouse", *sets])
     folder = BUILD / "parts" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -137,6 +158,7 @@ def build(target: str, image: str, contexts: dict[str, str | Path], arguments: d
     named = [f"--build-context={name}={value}" for name, value in contexts.items()]
     given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
     checked(
+        target,
         [
             "docker-buildx",
             "build",
@@ -150,7 +172,7 @@ def build(target: str, image: str, contexts: dict[str, str | Path], arguments: d
             *named,
             *given,
             RECIPE.parent,
-        ]
+        ],
     )
     say(f"{target}: {time.monotonic() - started:.0f} s")
     forget_others(image)

@@ -60,7 +60,8 @@ def build_image() -> dict[str, object]:
     """Builds docker/Dockerfile on stand-in bases; returns build/image.json. Raises DemoError."""
     done = subprocess.run([ROOT / "ci" / "image", "--stand-in", f"--tag={IMAGE}"], stdout=sys.stderr, check=False)
     if done.returncode != 0:
-        raise DemoError("the image was not built; the lines above say why")
+        refusal = Unavailable if done.returncode == UNAVAILABLE else DemoError
+        raise refusal("the image was not built; the lines above say why")
     found: dict[str, object] = json.loads((BUILD / "image.json").read_text(encoding="utf-8"))
     return found
 
