@@ -1,5 +1,5 @@
 /* A library that is wrong on purpose: every call goes to the real host library, but for the one defect that
- * KDTREE_DEFECT names. KDTREE_DEFECT_OF is the real library's path. bf16 tensors in host memory only.
+ * KDTREE_DEFECT names. KDTREE_DEFECT_OF is the real library's path. Tensors in host memory only, bf16 but for the pool.
  * conftest.py builds it; it is no part of the product. */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -106,13 +106,38 @@ static int64_t without_prefix(int64_t t, int64_t j, int64_t L, int64_t T) { retu
 static int64_t row_stride_of_draft(int64_t t, int64_t j, int64_t L, int64_t T) { return t * T + (t ? 0 : L) + j; }
 
 /* Prefix keys [from, L) of request b weigh nothing: the self-test's queries are positive in the last column. */
-static void lose_keys(kdtree_verify_args* args, bf16* pool, int b, int64_t from) {
-  for (int64_t i = from < 0 ? 0 : from; i < prefix(b); ++i)
-    if (slot(b, i) > 0) pool[slot(b, i) * args->pool_stride_slot + KDTREE_QK_DIM - 1] = narrow(-1e30f);
+static void lose_keys(kdtree_verify_args* args, void* pool, int b, int64_t from) {
+  for (int64_t i = from < 0 ? 0 : from; i < prefix(b); ++i) {
+    const int64_t element = slot(b, i) * args->pool_stride_slot + KDTREE_QK_DIM - 1;
+    if (slot(b, i) <= 0) continue;
+    if (args->pool_dtype == KDTREE_BF16)
+      ((bf16*)pool)[element] = narrow(-1e30f);
+    else
+      ((uint8_t*)pool)[element] = args->pool_dtype == KDTREE_F8_E4M3 ? 0xFE : 0xFB; /* the most negative number */
+  }
 }
 
 static size_t pool_bytes(const kdtree_verify_args* args) {
-  return sizeof(bf16) * ((args->slots - 1) * args->pool_stride_slot + KDTREE_QK_DIM);
+  const size_t size = args->pool_dtype == KDTREE_BF16 ? sizeof(bf16) : 1;
+  return size * ((args->slots - 1) * args->pool_stride_slot + KDTREE_QK_DIM);
+}
+
+/* What hardware does that flushes denormals, or a conversion that forgets them. */
+static void flush_subnormals(kdtree_verify_args* args) {
+  if (args->pool_dtype == KDTREE_BF16) return;
+  const size_t bytes = pool_bytes(args);
+  uint8_t* pool = copy(args->pool, bytes);
+  args->pool = pool;
+  const uint8_t exponent = args->pool_dtype == KDTREE_F8_E4M3 ? 0x78 : 0x7C;
+  for (size_t i = 0; i < bytes; ++i)
+    if ((pool[i] & exponent) == 0) pool[i] = 0;
+}
+
+static void swap_formats(kdtree_verify_args* args) {
+  if (args->pool_dtype == KDTREE_F8_E4M3)
+    args->pool_dtype = KDTREE_F8_E5M2;
+  else if (args->pool_dtype == KDTREE_F8_E5M2)
+    args->pool_dtype = KDTREE_F8_E4M3;
 }
 
 static void spoil_inputs(kdtree_verify_args* args) {
@@ -129,6 +154,9 @@ static void spoil_inputs(kdtree_verify_args* args) {
   if (defect("mask-row-stride")) new_mask(args, row_stride_of_draft);
   if (defect("scale-2-percent")) args->sm_scale *= 1.02f;
   if (defect("prefix-unscaled")) args->k_scale = args->v_scale = 1;
+  if (defect("subnormals-flushed")) flush_subnormals(args);
+  if (defect("fp8-formats-swapped")) swap_formats(args);
+  if (defect("scales-swapped")) args->k_scale = given->v_scale, args->v_scale = given->k_scale;
   if (defect("values-from-keys")) args->v = args->k, args->v_stride_token = args->k_stride_token;
   if (defect("draft-scaled")) {
     const size_t k_bytes = sizeof(bf16) * ((args->tokens - 1) * args->k_stride_token + KDTREE_QK_DIM);
@@ -137,7 +165,7 @@ static void spoil_inputs(kdtree_verify_args* args) {
     for (size_t i = 0; i < k_bytes / sizeof(bf16); ++i) k[i] = narrow(widen(k[i]) * args->k_scale);
   }
   if (defect("later-splits-lost") || defect("last-key-lost")) {
-    bf16* pool = copy(args->pool, pool_bytes(args));
+    void* pool = copy(args->pool, pool_bytes(args));
     args->pool = pool;
     for (int b = 0; b < args->batch; ++b)
       lose_keys(args, pool, b, defect("last-key-lost") ? prefix(b) - 1 : prefix(b) > 512 ? 512 : prefix(b));

@@ -60,6 +60,8 @@ class Rig:
         heads: Query heads.
         graph_batch: Requests of the captured metadata, real ones first; None runs eagerly.
         spec: "eagle" or "ngram": whose verify input carries the mask.
+        fp8_pool: The pool's dtype with --kv-cache-dtype fp8_e4m3 or fp8_e5m2; None where it is `dtype`.
+        descales: (k_scale, v_scale) of a checkpoint that has them.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class Rig:
         graph_batch: int | None = None,
         spec: str = "eagle",
         dtype: torch.dtype = torch.bfloat16,
-        fp8_pool: bool = False,
+        fp8_pool: torch.dtype | None = None,
+        descales: tuple[float, float] | None = None,
         page_size: int = 1,
         latent: int = LATENT,
         rope: int = ROPE,
@@ -79,7 +82,7 @@ class Rig:
     ):
         self.prefixes, self.draft_tokens, self.heads = prefixes, draft_tokens, heads
         self.graph_batch, self.spec, self.dtype = graph_batch, spec, dtype
-        self.latent, self.dim = latent, latent + rope
+        self.latent, self.dim, self.descales = latent, latent + rope, descales
         self.random = torch.Generator().manual_seed(seed)
         case = MLAAttentionCase(
             name="rig",
@@ -102,11 +105,17 @@ class Rig:
             kv_lora_rank=latent,
             qk_rope_head_dim=rope,
             runner_batch_size=(graph_batch or len(prefixes)) + 1,
-            fp8_kv_cache=fp8_pool,
+            fp8_kv_cache=fp8_pool is not None,
         )
+        if fp8_pool is not None:  # the kit knows e4m3 only; both are stored as bytes
+            self.runner.kv_cache_dtype = self.runner.token_to_kv_pool.dtype = fp8_pool
+            self.runner.kv_cache_dtype_str = "fp8_" + str(fp8_pool).removeprefix("torch.float8_")[:4]
         self.layer = RadixAttention(
             num_heads=heads, head_dim=self.dim, scaling=192**-0.5, num_kv_heads=1, layer_id=0, v_head_dim=latent
         )
+        if descales is not None:
+            self.layer.k_scale_float, self.layer.v_scale_float = descales
+            self.layer.k_scale, self.layer.v_scale = (torch.tensor(scale) for scale in descales)
         self.pool = self.runner.token_to_kv_pool
         self._fill_pool(page_size)
         self.backend = TritonAttnBackend(self.runner)
@@ -181,12 +190,14 @@ class Rig:
         for i, prefix in enumerate(self.prefixes):
             rows = slice(i * self.draft_tokens, (i + 1) * self.draft_tokens)
             own = step.k[rows, 0].double()
-            scale = self.layer.k_scale_float if self.layer.k_scale is not None else 1.0
-            key = torch.cat([keys[table[1 + i, :prefix].long()] * scale, own])
+            rows_of_pool = keys[table[1 + i, :prefix].long()]
+            k_scale, v_scale = self.descales or (1.0, 1.0)
+            key = torch.cat([rows_of_pool * k_scale, own])
+            value = torch.cat([rows_of_pool * v_scale, own])[:, : self.latent]
             score = torch.einsum("thd,nd->thn", step.q[rows].double(), key) * self.layer.scaling
             seen = torch.cat([torch.ones(self.draft_tokens, prefix, dtype=torch.bool), step.visible[i]], 1)
             score = score.masked_fill(~seen[:, None], float("-inf"))
-            results.append(score.softmax(-1) @ key[:, : self.latent])
+            results.append(score.softmax(-1) @ value)
         return torch.cat(results)
 
     def _normal(self, *shape: int) -> torch.Tensor:

@@ -150,7 +150,7 @@ def test_version_names_libraries_that_are_there_and_those_that_are_not(tmp_path)
 def test_selftest_on_the_cpu():
     done = kdtree("selftest", "--device", "cpu", "--heads", "2", "--draft-tokens", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("cpu (host library): passed 14 cases, 2 heads, 3 draft tokens")
+    assert done.stdout.startswith("cpu (host library): passed 18 cases, 2 heads, 3 draft tokens")
     done = kdtree("selftest", "--heads", "2", "--draft-tokens", "3", "--json", KDTREE_DEVICE="cpu")
     document = json.loads(done.stdout)
     assert document["passed"] is True
@@ -172,7 +172,7 @@ def test_a_library_that_is_wrong_is_70_and_the_line_says_where(defective_dir):
     line = refused(done, 70)
     assert "failed its self-test on cpu" in line
     assert "shape prefix-0, variant 1 (float64), eager: request 0, token" in line
-    assert "FAILED 12 of 14 cases" in done.stdout
+    assert "FAILED 16 of 18 cases" in done.stdout
     done = kdtree("selftest", "--device", "cpu", "--heads", "4", "--draft-tokens", "5", "--json", **wrong)
     assert done.returncode == 70
     cases = json.loads(done.stdout)["reports"][0]["cases"]

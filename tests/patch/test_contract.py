@@ -14,13 +14,14 @@ from kdtree_verify.errors import ContractError
 
 BACKEND = Path("srt/layers/attention/triton_backend.py")
 KERNEL = Path("kernels/ops/attention/extend_attention.py")
+RUNNER = Path("srt/model_executor/model_runner.py")
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The two files of the installed SGLang that the contract is about, to be changed."""
+    """The files of the installed SGLang that the contract is about, to be changed."""
     installed = contract.installed_root()
-    for path in (BACKEND, KERNEL):
+    for path in (BACKEND, KERNEL, RUNNER):
         (tmp_path / path).parent.mkdir(parents=True)
         shutil.copy(installed / path, tmp_path / path)
     return tmp_path
@@ -41,7 +42,10 @@ def test_the_installed_functions_are_the_expected_ones() -> None:
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
     from sglang.srt.layers.attention import triton_backend
 
+    from sglang.srt.model_executor import model_runner
+
     assert contract.backend_class(triton_backend) is triton_backend.TritonAttnBackend
+    assert contract.runner_class(model_runner) is model_runner.ModelRunner
     contract.check_signature("f", extend_attention_fwd, contract.EXTEND_ATTENTION_FWD)
     contract.check_signature("f", torch.compiler.disable(extend_attention_fwd), contract.EXTEND_ATTENTION_FWD)
 
@@ -87,6 +91,9 @@ def test_the_wrapper_has_the_contracts_signature() -> None:
         (BACKEND, "def forward_extend(", "def forward_verify(", "SGLang has no TritonAttnBackend.forward_extend"),
         (KERNEL, "def extend_attention_fwd(", "def extend_fwd(", "SGLang has no extend_attention_fwd"),
         (BACKEND, "import torch", "import", "triton_backend cannot be read"),
+        (RUNNER, "class ModelRunner", "class Runner", "SGLang has no ModelRunner.alloc_memory_pool"),
+        (RUNNER, "def alloc_memory_pool(", "def allocate(", "SGLang has no ModelRunner.alloc_memory_pool"),
+        (RUNNER, "self.pre_model_load_memory", "self.free_memory", "alloc_memory_pool does not size the KV pool"),
     ],
 )
 def test_drift_in_the_sources(copy, path, old, new, message) -> None:

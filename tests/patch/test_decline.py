@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sglang.srt.layers.radix_attention import AttentionType
@@ -106,7 +108,7 @@ RIGS = {
     "unknown-layer": (lambda r: delattr(r.layer, "xai_temperature_len"), Reason.UNKNOWN),
 }  # fmt: skip
 
-ELSEWHERE = {Reason.BYPASSED, Reason.ALIGNMENT, Reason.LAYERS, Reason.LAUNCH_FAILED}
+ELSEWHERE = {Reason.STREAMS, Reason.BYPASSED, Reason.ALIGNMENT, Reason.LAYERS, Reason.LAUNCH_FAILED}
 
 
 def test_every_reason_is_provoked() -> None:
@@ -214,7 +216,7 @@ def test_an_fp8_gather_is_declined(arm) -> None:
     # k = v = None with an fp8 pool: the gathered rows are fp8 while q is bf16, which stock's kernel takes on a GPU
     # only.
     process = arm("on")
-    rig = Rig(fp8_pool=True)
+    rig = Rig(fp8_pool=torch.float8_e4m3fn)
     step, stock_calls = rig.step(), []
     rig.run(step)
     step.k = step.v = None
@@ -223,6 +225,20 @@ def test_an_fp8_gather_is_declined(arm) -> None:
     assert len(stock_calls) == 1
     assert process.rank.records.declined(Model.TARGET) == {Reason.KV_DTYPE: 1}
     assert process.rank.verdict().state is State.SERVING
+
+
+@pytest.mark.parametrize("mode", ["validate", "on"])
+def test_two_streams_that_would_share_the_workspace(arm, mode) -> None:
+    rig = Rig()
+    stock = rig.run(rig.step())
+    rig = Rig()
+    process = arm(mode)
+    process.on_backend(rig.backend, SimpleNamespace(device="cpu", server_args=SimpleNamespace(enable_pdmux=True)))
+    verdict = process.rank.verdict()
+    assert (verdict.state, verdict.reason) == (State.NOT_SERVING, "no verify call of this model can be ours: streams")
+    assert torch.equal(rig.run(rig.step()), stock)
+    assert process.rank.records.declined(Model.TARGET) == {Reason.STREAMS: 1}
+    assert not process.rank.records.layers()
 
 
 def test_more_layers_than_records(arm) -> None:

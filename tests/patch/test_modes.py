@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kdtree_verify import report, state
+from kdtree_verify import kernel, report, state
 from kdtree_verify.eligibility import Reason
 from kdtree_verify.records import Model
 from kdtree_verify.state import State
@@ -22,7 +22,10 @@ WAYS = pytest.mark.parametrize(
         {"spec": "eagle", "graph_batch": 4},
         {"spec": "ngram", "graph_batch": 4},
         {"spec": "eagle", "page_size": 16},
-        {"spec": "ngram", "fp8_pool": True},
+        {"spec": "ngram", "fp8_pool": torch.float8_e4m3fn},
+        {"spec": "eagle", "fp8_pool": torch.float8_e5m2},
+        {"spec": "eagle", "fp8_pool": torch.float8_e4m3fn, "descales": (0.5, 1.5), "graph_batch": 4},
+        {"spec": "ngram", "fp8_pool": torch.float8_e5m2, "descales": (2.0, 0.75), "page_size": 16},
         {"spec": "eagle", "dtype": torch.float32},
         {"prefixes": (0, 5, 129), "draft_tokens": 13, "heads": 12},
     ],
@@ -106,18 +109,32 @@ def test_draft_rows_read_back_from_the_pool(arm) -> None:
     assert process.rank.records.layers()[0].kernel_calls == 2
 
 
-@pytest.mark.parametrize("mode", ["validate", "on"])
-def test_scales_apply_to_the_prefix_only(arm, mode) -> None:
-    process = arm(mode)
-    rig = Rig(fp8_pool=True)
-    rig.layer.k_scale = rig.layer.v_scale = torch.tensor(0.5)
-    rig.layer.k_scale_float = rig.layer.v_scale_float = 0.5
+def test_a_scale_without_the_other_is_not_applied(arm) -> None:
+    # As stock: a checkpoint with one of them has both by the time it is loaded.
+    arm("on")
+    rig = Rig(fp8_pool=torch.float8_e4m3fn)
+    rig.layer.k_scale = torch.tensor(0.5)
+    rig.layer.k_scale_float = 0.5
     step = rig.step()
-    got = rig.run(step).double()
     wanted = rig.reference(step)
-    # Stock casts q and P to fp8 for the prefix; ours does not.
-    assert ((got - wanted).norm() / wanted.norm()).item() < (2.0**-9 if mode == "on" else 0.1)
-    assert process.rank.records.layers()[0].exceeded_calls == 0
+    assert ((rig.run(step).double() - wanted).norm() / wanted.norm()).item() < 2.0**-9
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("dtype", list(kernel.REL_L2_BOUND_FP8_POOL), ids=str)
+def test_the_bound_of_an_fp8_pool_holds_what_stock_is_off_by(arm, dtype, sharpness) -> None:
+    # Stock casts q and P to the pool's dtype; ours does not. Scores have a standard deviation of 0.2 to 9.
+    process = arm("validate")
+    rig = Rig(prefixes=(40, 240), fp8_pool=dtype)
+    step = rig.step()
+    step.q = step.q * sharpness
+    stock, wanted = rig.run(step).double(), rig.reference(step)
+    off = ((stock - wanted).norm() / wanted.norm()).item()
+    (figures,) = process.rank.records.layers()
+    assert figures.rel_l2 == pytest.approx(off, rel=0.05)
+    assert figures.exceeded_calls == 0
+    bound = kernel.REL_L2_BOUND_FP8_POOL[dtype]
+    assert bound / 10 < off < bound
 
 
 def test_nans_of_stock_do_not_count_but_ours_do(arm) -> None:

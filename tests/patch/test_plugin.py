@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 BACKEND = "sglang.srt.layers.attention.triton_backend"
+RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def python(script: str, mode: str, tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,12 +42,13 @@ def test_off_changes_and_loads_nothing(tmp_path) -> None:
     found = answer(
         f"""
         import importlib, json, sys
-        import {BACKEND} as backend
-        stock = dict(vars(backend.TritonAttnBackend))
+        import {BACKEND} as backend, {RUNNER} as runner
+        classes = backend.TritonAttnBackend, runner.ModelRunner
+        stock = [dict(vars(cls)) for cls in classes]
         from sglang.srt.plugins import load_plugins
         load_plugins()
         import sglang.srt.managers.scheduler
-        same = all(vars(backend.TritonAttnBackend)[name] is value for name, value in stock.items())
+        same = [dict(vars(cls)) for cls in classes] == stock
         ours = sorted(name for name in sys.modules if name.startswith("kdtree_verify."))
         print(json.dumps([same, ours, "libkdtree" in open("/proc/self/maps").read()]))
         """,
@@ -63,7 +65,7 @@ def test_off_changes_and_loads_nothing(tmp_path) -> None:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_patched_once_whoever_comes_first(tmp_path, order) -> None:
-    imports = f"import {BACKEND} as backend"
+    imports = f"import {BACKEND} as backend, {RUNNER} as runner"
     found = answer(
         f"""
         import importlib, json, sys
@@ -75,19 +77,20 @@ def test_patched_once_whoever_comes_first(tmp_path, order) -> None:
         untouched = backend is None and "{BACKEND}" in sys.modules
         {imports}
         register()
-        wrapped = backend.TritonAttnBackend.forward_extend
-        depth = 0
-        while hasattr(wrapped, "__wrapped__"):
-            wrapped, depth = wrapped.__wrapped__, depth + 1
-        print(json.dumps([untouched, depth, wrapped.__code__.co_filename]))
+        found = []
+        for wrapped in (backend.TritonAttnBackend.forward_extend, runner.ModelRunner.alloc_memory_pool):
+            depth = 0
+            while hasattr(wrapped, "__wrapped__"):
+                wrapped, depth = wrapped.__wrapped__, depth + 1
+            found.append([depth, wrapped.__code__.co_filename.rpartition("/")[2]])
+        print(json.dumps([untouched, *found]))
         """,
         "on",
         tmp_path,
     )
-    untouched, depth, filename = found
+    untouched, *wrapped = found
     assert not untouched, "the plugin imported the attention stack"
-    assert depth == 1
-    assert filename.endswith("triton_backend.py")
+    assert wrapped == [[1, "triton_backend.py"], [1, "model_runner.py"]]
 
 
 def test_a_process_that_needs_no_attention_imports_none(tmp_path) -> None:

@@ -32,6 +32,17 @@ def test_validate_answers_as_stock_and_reports_the_difference(arm, defective_dir
     assert "calls out of bound 1" in report.line(process.rank)
 
 
+@pytest.mark.parametrize("dtype", list(kernel.REL_L2_BOUND_FP8_POOL), ids=str)
+def test_validate_sees_it_over_an_fp8_pool(arm, defective_dir, dtype, monkeypatch) -> None:
+    process = arm("validate", library_dir=defective_dir)
+    rig = Rig(fp8_pool=dtype)
+    monkeypatch.setenv("KDTREE_DEFECT", "head-stride")
+    rig.run(rig.step())
+    (figures,) = process.rank.records.layers()
+    assert figures.exceeded_calls == 1
+    assert figures.worst_rel_l2 > 2 * kernel.REL_L2_BOUND_FP8_POOL[dtype]
+
+
 def test_on_answers_otherwise(arm, defective_dir, stock, monkeypatch) -> None:
     arm("on", library_dir=defective_dir)
     rig = Rig()

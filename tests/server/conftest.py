@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outcome import REQUESTS, Outcome, serve
-from serving import EAGLE, LAUNCHER, SGLANG, Launch
+from serving import EAGLE, FP8, LAUNCHER, SGLANG, Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_LIBRARY = ROOT / "build" / "lib" / "libkdtree_verify_host.so"
@@ -73,6 +73,13 @@ def on(new_launch: Callable[..., Launch], faulty_library_dir: Path, tmp_path_fac
 def on_two_ranks(new_launch: Callable[..., Launch]) -> Outcome:
     launch = new_launch("on", environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"})
     return serve(Launch(**{**vars(launch), "arguments": (*launch.arguments, "--tp-size", "2")}))
+
+
+@pytest.fixture(scope="session")
+def fp8(new_launch: Callable[..., Launch]) -> dict[str, Outcome]:
+    """A server with an fp8 KV cache for each mode, asked the first requests."""
+    modes = ("off", "validate", "on")
+    return {mode: serve(new_launch(mode, arguments=FP8), requests=REQUESTS[:2]) for mode in modes}
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from demo.verdict import LARGEST_REL_L2, differences
+from kdtree_verify.kernel import REL_L2_BOUND, REL_L2_BOUND_FP8_POOL
 from outcome import Outcome
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -80,6 +82,32 @@ def test_eagle_trees_verify(off: Outcome, eagle: Outcome) -> None:
     assert kernel_calls(eagle)[0] > 0
     assert worst_rel_l2(eagle) < LARGEST_REL_L2
     assert [found for found in differences(off.answers[:2], eagle.answers) if not found.near_tie] == []
+
+
+def test_an_fp8_cache_is_served(fp8: dict[str, Outcome]) -> None:
+    assert [answer.tokens for answer in fp8["validate"].answers] == [answer.tokens for answer in fp8["off"].answers]
+    assert [answer.margins for answer in fp8["validate"].answers] == [answer.margins for answer in fp8["off"].answers]
+    for mode in ("validate", "on"):
+        (rank,) = fp8[mode].ranks.values()
+        assert (rank["mode"], rank["state"]) == (mode, "serving")
+        assert rank["counters"]["declined"] == {}
+        assert rank["counters"]["out_of_range"] == 0
+        assert kernel_calls(fp8[mode])[0] > 0
+    # Stock rounds q and P to e5m2, ours does not: answers part where stock itself hesitates.
+    assert all(found.margin < 0.5 for found in differences(fp8["off"].answers, fp8["on"].answers))
+
+
+def test_validate_knows_how_far_stock_is_off_with_an_fp8_cache(fp8: dict[str, Outcome]) -> None:
+    (rank,) = fp8["validate"].ranks.values()
+    assert all(layer["exceeded_calls"] == 0 for layer in rank["layers"])
+    assert REL_L2_BOUND < worst_rel_l2(fp8["validate"]) < REL_L2_BOUND_FP8_POOL[torch.float8_e5m2]
+
+
+def test_the_kernels_memory_is_taken_before_the_pool_is_sized(validate: Outcome, eagle: Outcome) -> None:
+    for outcome in (validate, eagle):
+        assert outcome.log.count("kdtree: allocated on") == 1
+        allocated = outcome.log.index("kdtree: allocated on cpu, before the KV pool is sized: workspace ")
+        assert outcome.log.index("Load weight end") < allocated < outcome.log.index("KV Cache is allocated")
 
 
 def test_a_killed_rank_ends_the_server_with_an_error(on: Outcome) -> None:

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "selftest",
         help="prove the kernel library on this machine's GPUs, in seconds",
-        description="Computes about a dozen shapes with every compiled variant, eager and in a CUDA graph, and "
+        description="Computes about 15 shapes with every compiled variant, eager and in a CUDA graph, and "
         "compares them with recorded float64 results. Needs no model. An idle GPU is not needed, some memory is.",
     )
     command.add_argument(

@@ -19,6 +19,11 @@ from .errors import ContractError
 BACKEND_MODULE = "sglang.srt.layers.attention.triton_backend"
 BACKEND_CLASS = "TritonAttnBackend"
 ATTENTION_CALL = "extend_attention_fwd"
+RUNNER_MODULE = "sglang.srt.model_executor.model_runner"
+RUNNER_CLASS = "ModelRunner"
+# Sizes the KV pool by the memory that is free when it is called: what a rank keeps is allocated before.
+POOL_ALLOCATION = "alloc_memory_pool"
+_POOL_BASELINE = "pre_model_load_memory"
 # The one helper through which forward_extend may make the call (SGLang 0.5.23).
 CALL_HELPER = "_forward_extend_kernel"
 
@@ -65,6 +70,18 @@ def backend_class(module: ModuleType) -> type:
     return cls
 
 
+def runner_class(module: ModuleType) -> type:
+    """ModelRunner of the imported module, with the method that sizes the KV pool.
+
+    Raises:
+        ContractError: No such class, or no such method.
+    """
+    cls = getattr(module, RUNNER_CLASS, None)
+    if not isinstance(cls, type) or not callable(getattr(cls, POOL_ALLOCATION, None)):
+        raise drift(f"SGLang has no {RUNNER_CLASS}.{POOL_ALLOCATION}", module.__name__)
+    return cls
+
+
 def attention_call(backend: Any) -> Callable[..., Any]:
     """The attention function that a new backend instance holds, with the expected signature.
 
@@ -94,9 +111,14 @@ def check_sources(root: Path) -> None:
     """Checks the sources under the package folder `root` against the contract, without importing them.
 
     Raises:
-        ContractError: A file, class or function is missing, a signature differs, or forward_extend does not end
-            in the expected attention call.
+        ContractError: A file, class or function is missing, a signature differs, forward_extend does not end
+            in the expected attention call, or the KV pool is not sized where it was.
     """
+    _check_attention(root)
+    _check_pool_allocation(root)
+
+
+def _check_attention(root: Path) -> None:
     tree = _parse(root, BACKEND_MODULE)
     cls = _find(tree, ast.ClassDef, BACKEND_CLASS)
     method = _find(cls, ast.FunctionDef, "forward_extend") if cls else None
@@ -124,6 +146,16 @@ def check_sources(root: Path) -> None:
     if function is None:
         raise drift(f"SGLang has no {ATTENTION_CALL}", home or f"{BACKEND_MODULE} imports none")
     _check_source_signature(ATTENTION_CALL, function, EXTEND_ATTENTION_FWD)
+
+
+def _check_pool_allocation(root: Path) -> None:
+    cls = _find(_parse(root, RUNNER_MODULE), ast.ClassDef, RUNNER_CLASS)
+    method = _find(cls, ast.FunctionDef, POOL_ALLOCATION) if cls else None
+    if method is None:
+        raise drift(f"SGLang has no {RUNNER_CLASS}.{POOL_ALLOCATION}", RUNNER_MODULE)
+    names = {node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute)}
+    if _POOL_BASELINE not in names:
+        raise drift(f"{RUNNER_CLASS}.{POOL_ALLOCATION} does not size the KV pool", f"it reads no {_POOL_BASELINE}")
 
 
 def _changed(name: str, found: str, wanted: str) -> ContractError:

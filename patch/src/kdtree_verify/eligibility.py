@@ -36,6 +36,8 @@ class Reason(StrEnum):
     DETERMINISTIC = "deterministic"
     DCP = "dcp"
     DLLM = "dllm"
+    STREAMS = "streams"
+    """The process runs batches on two streams at the same time, and the workspace is for one."""
     BYPASSED = "bypassed"
     """forward_extend took a path that never reached extend_attention_fwd."""
     PARTIAL = "partial"
@@ -93,6 +95,16 @@ class Limits:
 
 def _torch_dtypes(dtypes: frozenset[abi.DType]) -> frozenset[torch.dtype]:
     return frozenset(dtype for dtype, code in DTYPES.items() if code in dtypes)
+
+
+def runner_reason(model_runner: Any) -> Reason | None:
+    """Why no call of this process can be ours, or None.
+
+    Verify calls share a workspace, so they must follow each other. They do: a process has one stream for forward
+    passes, on which two-batch overlap issues its halves in turn, and plan streams prepare metadata only. Only
+    PD multiplexing runs batches on two streams at once.
+    """
+    return Reason.STREAMS if model_runner.server_args.enable_pdmux else None
 
 
 def backend_reason(backend: Any) -> Reason | None:

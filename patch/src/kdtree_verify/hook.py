@@ -38,15 +38,21 @@ def patch_backend(cls: type, on_backend: Callable[[Any, Any], None]) -> None:
     wrap_once(cls, "__init__", make_init)
 
 
-def guard_backend(backend: Any, rank: Rank, model: Model) -> None:
+def guard_backend(backend: Any, rank: Rank, model: Model, reason: Reason | None = None) -> None:
     """Puts a guard before the attention function of this instance, unless it has one.
+
+    Args:
+        backend: The instance.
+        rank: Answers its verify calls.
+        model: Whose backend it is.
+        reason: Why every one of them is declined; None where each is to be examined.
 
     Raises:
         ContractError: The instance has no such function, or its signature is another.
     """
     if hasattr(backend, _GUARD):
         return
-    guard = _Guard(rank, model, contract.attention_call(backend))
+    guard = _Guard(rank, model, reason, contract.attention_call(backend))
     # Stock's own attribute is torch.compiler.disable(function): as little of ours may be traced.
     setattr(backend, contract.ATTENTION_CALL, torch.compiler.disable(guard.attend))
     setattr(backend, _GUARD, guard)
@@ -71,8 +77,8 @@ _this_thread = _ThisThread()
 class _Guard:
     """Stands before the attention function of one backend instance."""
 
-    def __init__(self, rank: Rank, model: Model, stock: Callable[..., Any]):
-        self.rank, self.model, self.stock = rank, model, stock
+    def __init__(self, rank: Rank, model: Model, reason: Reason | None, stock: Callable[..., Any]):
+        self.rank, self.model, self.reason, self.stock = rank, model, reason, stock
 
     def attend(self, *args: Any, **kwargs: Any) -> Any:
         turn = _this_thread.turn
@@ -103,7 +109,9 @@ def _make_forward_extend(stock: Callable[..., Any]) -> Callable[..., Any]:
             if not forward_batch.forward_mode.is_target_verify():
                 guard.rank.not_verify_calls += 1
             else:
-                reason = guard.rank.examine(eligibility.forward_reason, self, layer, sinks, score_mod, aux_tensors)
+                reason = guard.reason or guard.rank.examine(
+                    eligibility.forward_reason, self, layer, sinks, score_mod, aux_tensors
+                )
                 if reason is None:
                     turn = _Turn(guard, layer.layer_id)
                 else:

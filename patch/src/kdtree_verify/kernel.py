@@ -14,18 +14,19 @@ from .errors import DeviceError, LibraryError
 from .library import Library
 from .records import Place
 
-# A compare call that is further from stock than this leaves its bound. Stock itself is 2e-3 (bf16 P) and 4e-2 (fp8
-# pool: it casts q and P to fp8) from float64; ours is closer than either.
+# A compare call that is further from stock than this leaves its bound. Stock itself is 2e-3 from float64 with a bf16
+# pool; with an fp8 pool it casts q and P to the pool's dtype. Its arithmetic over prefixes of 64 to 64K keys, whose
+# scores have a standard deviation of 0.25 to 8, is off by 0.02 to 0.11 (e4m3) and by 0.05 to 0.20 (e5m2).
 REL_L2_BOUND = 0.02
-REL_L2_BOUND_FP8_POOL = 0.15
+REL_L2_BOUND_FP8_POOL = {torch.float8_e4m3fn: 0.15, torch.float8_e5m2: 0.3}
 _Args = TypeVar("_Args", abi.VerifyArgs, abi.CompareArgs)
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Kernel:
     """Launches on the current stream. Only the constructor allocates, and nothing waits for the device.
 
-    One workspace serves every call: SGLang's verify calls of one process follow each other on one stream.
+    One workspace serves every call: the verify calls that are taken follow each other in one process
+    (eligibility.runner_reason).
 
     Args:
         library: The library for `device`'s kind.
@@ -63,6 +64,11 @@ class Kernel:
         )
         self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that this instance keeps."""
+        return self._workspace.numel()
+
     def verify(self, call: Call, out: torch.Tensor, place: Place) -> int:
         """Computes the call into `out` [tokens, heads, 512]; returns the library's status."""
         return self.library.verify(self._on_stream(verify_args(call, out), place))
@@ -70,7 +76,7 @@ class Kernel:
     def compare(self, call: Call, ours: torch.Tensor, place: Place) -> int:
         """Adds the difference between stock's output of the call and `ours` to the record; returns the status."""
         args = compare_args(call, ours)
-        args.rel_l2_bound = REL_L2_BOUND_FP8_POOL if call.k_buffer.dtype in _FP8 else REL_L2_BOUND
+        args.rel_l2_bound = REL_L2_BOUND_FP8_POOL.get(call.k_buffer.dtype, REL_L2_BOUND)
         return self.library.compare(self._on_stream(args, place))
 
     def count(self, place: Place) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 
 from .config import Mode, from_environment
-from .contract import BACKEND_MODULE
+from .contract import BACKEND_MODULE, RUNNER_MODULE
 from .errors import ContractError, KdtreeError, end_process
 from .importhook import when_imported
 
@@ -41,5 +41,6 @@ def _register() -> None:
     from .process import Process
 
     process = Process(config)
+    when_imported(RUNNER_MODULE, process.patch_runner)
     when_imported(BACKEND_MODULE, process.patch_backend)
     when_imported(SCHEDULER_MODULE, process.patch_scheduler)

@@ -13,8 +13,8 @@ import torch
 
 from . import contract, hook, library, report, selftest, state
 from .config import Config
-from .eligibility import backend_reason
-from .errors import ContractError, KdtreeError, end_process
+from .eligibility import Reason, backend_reason, runner_reason
+from .errors import ContractError, DeviceError, KdtreeError, end_process
 from .kernel import Kernel
 from .rank import Rank
 from .records import Model, Records
@@ -36,7 +36,22 @@ class Process:
         self.config = config
         self.rank: Rank | None = None
         self._backend_class: type | None = None
+        self._reserved: tuple[Kernel, Records] | None = None
         self._target_armed = False
+
+    def patch_runner(self, module: ModuleType) -> None:
+        """Wraps the method that sizes the KV pool by the memory left: what this rank keeps is taken before."""
+
+        def make_alloc(stock: Callable[..., Any]) -> Callable[..., Any]:
+            def alloc_memory_pool(runner: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._fail_closed():
+                    self._reserve(_device_of(runner), before_pool=True)
+                return stock(runner, *args, **kwargs)
+
+            return alloc_memory_pool
+
+        with self._fail_closed():
+            wrap_once(contract.runner_class(module), contract.POOL_ALLOCATION, make_alloc)
 
     def patch_backend(self, module: ModuleType) -> None:
         """Wraps the backend class of the module that was just imported."""
@@ -66,12 +81,12 @@ class Process:
         with self._fail_closed():
             draft = getattr(model_runner, "is_draft_worker", False)
             if self.rank is None:
-                device = torch.device(model_runner.device)
-                self.rank = self._arm(device, backend.num_head, backend.num_draft_tokens or 1)
-            hook.guard_backend(backend, self.rank, Model.DRAFT if draft else Model.TARGET)
+                self.rank = self._arm(_device_of(model_runner), backend.num_head, backend.num_draft_tokens or 1)
+            reason = runner_reason(model_runner)
+            hook.guard_backend(backend, self.rank, Model.DRAFT if draft else Model.TARGET, reason)
             if not draft:
                 self._target_armed = True
-                self.rank.idle_reason = _idle_reason(backend)
+                self.rank.idle_reason = _idle_reason(backend, reason)
 
     def on_scheduler(self, scheduler: Any) -> None:
         """The scheduler is built and about to serve: refuses unless verify calls of the target go to Triton."""
@@ -85,16 +100,36 @@ class Process:
                     "start with --attention-backend triton, or set KDTREE_VERIFY=off",
                 )
 
+    def _reserve(self, device: torch.device, *, before_pool: bool) -> tuple[Kernel, Records]:
+        """All that this rank keeps on the device, allocated the first time."""
+        if self._reserved is not None:
+            return self._reserved
+        kernels = library.load(self.config.library_dir, self.config.device)
+        try:
+            kernel, records = Kernel(kernels, device), Records(device)
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"{device} has no memory for the kernel's workspace",
+                str(error).partition("\n")[0].rstrip("."),
+                "give this GPU less to hold (more ranks, a lower --mem-fraction-static), or set KDTREE_VERIFY=off",
+            ) from error
+        sizes = f"workspace {kernel.workspace_bytes / 2**20:.1f} MiB for the one stream that verifies, "
+        sizes += f"records {records.device_bytes / 2**20:.2f} MiB"
+        if before_pool:
+            logger.info("kdtree: allocated on %s, before the KV pool is sized: %s", device, sizes)
+        else:
+            logger.warning("kdtree: allocated on %s, out of what the KV pool has left: %s", device, sizes)
+        self._reserved = kernel, records
+        return self._reserved
+
     def _arm(self, device: torch.device, heads: int, draft_tokens: int) -> Rank:
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        kernel = Kernel(library.load(self.config.library_dir, self.config.device), device)
+        kernel, records = self._reserve(device, before_pool=False)
         limits = kernel.limits
         proof = selftest.run(kernel.library, device, min(heads, limits.heads), min(draft_tokens, limits.draft_tokens))
         proof.raise_if_failed()
         logger.info("kdtree: self-test on %s", proof.summary())
 
-        rank = Rank(self.config.mode, kernel, Records(device))
+        rank = Rank(self.config.mode, kernel, records)
         identity, facts = state.this_rank(), _device_facts(device)
         path = state.rank_path(self.config.state_dir, identity)
         Reporter(rank, path, lambda: report.document(rank, identity, facts), self.config.log_interval).start()
@@ -123,8 +158,16 @@ class Process:
             self._fail(ContractError("the patch could not be armed", repr(error), "report the traceback above"))
 
 
-def _idle_reason(backend: Any) -> str | None:
-    if (reason := backend_reason(backend)) is not None:
+def _device_of(model_runner: Any) -> torch.device:
+    device = torch.device(model_runner.device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _idle_reason(backend: Any, reason: Reason | None) -> str | None:
+    reason = reason or backend_reason(backend)
+    if reason is not None:
         return f"no verify call of this model can be ours: {reason}"
     if not backend.num_draft_tokens:
         return "nothing will be verified: no speculative algorithm"

@@ -91,6 +91,11 @@ class Records:
             for i, (model, reason) in enumerate((m, r) for m in _MODELS for r in _REASONS)
         }
 
+    @property
+    def device_bytes(self) -> int:
+        """Memory on the device that the records take."""
+        return self._memory.numel()
+
     def layer(self, model: Model, layer: int) -> Place | None:
         """The layer's record, given out at its first call; None when all are given out."""
         place = self._layers.get((model, layer))

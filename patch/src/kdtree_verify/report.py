@@ -13,6 +13,11 @@ from .rank import Rank
 from .records import LayerFigures, Model
 
 
+_FP8_BOUNDS = " and ".join(
+    f"{bound:g} ({str(dtype).removeprefix('torch.float8_')})" for dtype, bound in REL_L2_BOUND_FP8_POOL.items()
+)
+
+
 def document(rank: Rank, identity: state.Identity, device: dict[str, Any]) -> dict[str, Any]:
     """The rank's state file. `device`: facts about the device it runs on."""
     layers = rank.records.layers()
@@ -58,7 +63,7 @@ def out_of_bound_line(figures: LayerFigures) -> str:
     """What is said when a layer leaves its bound."""
     return (
         f"kdtree validate: {_name(figures)} left its bound: relative L2 {figures.worst_rel_l2:.2e} at worst "
-        f"(bound {REL_L2_BOUND:g}, fp8 pool {REL_L2_BOUND_FP8_POOL:g}), max abs {figures.max_abs:.2e}, "
+        f"(bound {REL_L2_BOUND:g}, fp8 pool {_FP8_BOUNDS}), max abs {figures.max_abs:.2e}, "
         f"NaN/Inf {figures.nonfinite}, in {figures.exceeded_calls} of {figures.compare_calls} calls; "
         "stock's answers are served"
     )

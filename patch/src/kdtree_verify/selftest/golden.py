@@ -1,7 +1,8 @@
 """The self-test's requests: inputs made from integers, and the float64 results recorded for them.
 
 Inputs come from a counter-based integer hash, so that every torch version and device makes the same bytes:
-each element is a byte of a hashed word, as a signed number over 128, exact in bf16. Query heads are one of
+each element is a byte of a hashed word, as a signed number over 128, exact in bf16. For an fp8 pool the byte itself
+is the element, its magnitude taken modulo `codes`: small ones, so that subnormals weigh, or all finite ones. Query heads are one of
 16 patterns, and a request has up to 256 draft tokens whose parents always precede them. So one recording, for
 256 tokens x 16 patterns, holds for any number of heads and, by its first rows, of draft tokens.
 
@@ -33,6 +34,7 @@ _QUERY, _KEY, _VALUE, _POOL, _TREE, _COLUMN, _SIGN = range(7)
 _LIFT_COLUMN = QK_DIM - 1  # in the rope part: it moves scores and never values
 _LIFT_QUERY = 8.0  # the query's value in that column
 _WORD = 0xFFFFFFFF
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _CPU = torch.device("cpu")
 
 
@@ -47,6 +49,8 @@ class Request:
         causal: Draft tokens form a chain and no mask is given; otherwise the tree of `parents`.
         blind_rows: Every seventh row (5, 12, ...) has no mask bit; with prefix 0 its result is zeros.
         k_scale, v_scale: Descales of the prefix.
+        pool_dtype: bf16, or an fp8 format.
+        codes: With fp8, magnitudes of its bytes, zero among them: 0..codes-1.
     """
 
     name: str
@@ -56,11 +60,15 @@ class Request:
     blind_rows: bool = False
     k_scale: float = 1.0
     v_scale: float = 1.0
+    pool_dtype: torch.dtype = torch.bfloat16
+    codes: int = 0
 
     @property
     def largest_value(self) -> float:
         """No output element can be larger than this: a softmax only averages."""
-        return max(1.0, self.v_scale)
+        largest_code = torch.tensor([self.codes - 1], dtype=torch.uint8) if self.codes else None
+        in_pool = 1.0 if largest_code is None else float(largest_code.view(self.pool_dtype).float())
+        return max(1.0, self.v_scale * in_pool)
 
 
 REQUESTS = {
@@ -77,6 +85,11 @@ REQUESTS = {
         Request("p4097", 9, 4097),
         Request("chain130", 10, 130, causal=True),
         Request("scaled40", 11, 40, k_scale=0.5, v_scale=1.5),
+        # Subnormals are a quarter of the codes, and up to a tenth of the largest.
+        Request("e4m3-low", 12, 100, k_scale=16, v_scale=8, pool_dtype=_E4M3, codes=32),
+        Request("e5m2-low", 13, 100, k_scale=4096, v_scale=2048, pool_dtype=_E5M2, codes=16),
+        Request("e4m3-all", 14, 100, k_scale=2**-7, v_scale=2**-9, pool_dtype=_E4M3, codes=0x7F),
+        Request("e5m2-all", 15, 100, k_scale=2**-14, v_scale=2**-16, pool_dtype=_E5M2, codes=0x7C),
     )
 }
 
@@ -107,10 +120,13 @@ def draft_values(request: Request, tokens: int, device: torch.device) -> torch.T
 
 
 def pool_rows(request: Request, device: torch.device) -> torch.Tensor:
-    """[prefix, 576] bf16, in the prefix's order."""
+    """[prefix, 576] in the pool's dtype, in the prefix's order."""
+    last_lift = _lift(math.log(max(2.0, request.prefix) / 2) + 2)
+    if request.codes:
+        return _float8_rows(request, last_lift / request.k_scale, device)
     rows = _values(request.seed, _POOL, request.prefix, QK_DIM, device)
     rows[:, _LIFT_COLUMN] = 0.0
-    rows[-1:, _LIFT_COLUMN] = _lift(math.log(max(2.0, request.prefix) / 2) + 2)
+    rows[-1:, _LIFT_COLUMN] = last_lift
     return rows
 
 
@@ -157,6 +173,15 @@ def _values(seed: int, stream: int, rows: int, width: int, device: torch.device)
     words = _hash(seed, stream, rows, width // 4, device)
     signed = (words ^ 0x80000000) - 0x80000000
     return signed.to(torch.int32).view(torch.int8).to(torch.bfloat16).div_(128)
+
+
+def _float8_rows(request: Request, last_lift: float, device: torch.device) -> torch.Tensor:
+    # Made as bytes: few of torch's functions take fp8. The lift is exact in both formats, a test holds it.
+    words = _hash(request.seed, _POOL, request.prefix, QK_DIM, device) >> 8
+    rows = ((words & 0x7F) % request.codes + (words & 0x80)).to(torch.uint8)
+    rows[:, _LIFT_COLUMN] = 0
+    rows[-1, _LIFT_COLUMN] = int(torch.tensor([last_lift]).to(request.pool_dtype).view(torch.uint8))
+    return rows.view(request.pool_dtype)
 
 
 def _hash(seed: int, stream: int, rows: int, width: int, device: torch.device) -> torch.Tensor:

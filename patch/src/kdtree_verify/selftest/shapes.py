@@ -16,6 +16,7 @@ from . import golden
 
 MARKER = 0x7FDE  # int16 view of the output before a call: a NaN that no arithmetic makes
 _POISON_INDEX = 1 << 40
+_FLOAT8_NAN = 0x7F  # in both formats
 _TAIL = 5  # rows, indices and mask bytes beyond the last named one
 
 
@@ -56,7 +57,7 @@ class Shape:
 
     @property
     def first(self) -> golden.Request:
-        """The request whose scales and kind of mask are the call's; the others have the same."""
+        """The request whose scales, pool dtype and kind of mask are the call's; the others have the same."""
         return golden.REQUESTS[next(member.request for member in self.members if member.request)]
 
 
@@ -77,6 +78,10 @@ SHAPES = (
     _shape("strided", "p65", "p17", scattered=True, strided=True),
     _shape("causal", "chain130"),
     _shape("scaled", "scaled40"),
+    _shape("e4m3-subnormals", "e4m3-low"),
+    _shape("e5m2-subnormals", "e5m2-low"),
+    _shape("e4m3-range", "e4m3-all", scattered=True, strided=True),
+    _shape("e5m2-range", "e5m2-all", scattered=True, strided=True),
     _shape("padded", "p17", "p64", _PADDING, _PADDING),
 )
 
@@ -137,8 +142,8 @@ class Layout:
     """A shape at given heads and draft tokens, in the memory of one device.
 
     Attributes:
-        q, k, v, pool, out: bf16 views: [tokens, heads, 576], [tokens, 576], [tokens, 512], [slots, 576],
-            [tokens, heads, 512].
+        q, k, v, pool, out: views: [tokens, heads, 576], [tokens, 576], [tokens, 512], [slots, 576],
+            [tokens, heads, 512]; bf16, but for a pool in fp8.
         storage: The memory that `out` is a view of, int16 [tokens, heads, 512 or more].
         compared: int64 [rows]: rows of `out` that have a recorded result.
         columns: int64 [rows, heads]: the recorded column of each.
@@ -183,7 +188,7 @@ def build(shape: Shape, heads: int, draft_tokens: int, device: torch.device, inp
     k = _poisoned((tokens, QK_DIM + gap), device)[:, :QK_DIM]
     v = _poisoned((tokens, V_DIM + 2 * gap), device)[:, :V_DIM]
     storage = torch.full((tokens, heads, V_DIM + gap), MARKER, dtype=torch.int16, device=device)
-    pool = _poisoned((_slot_count(shape), QK_DIM * (17 if shape.strided else 1)), device)[:, :QK_DIM]
+    pool = _poisoned_pool(shape, device)
     slots = [_slots(shape, index, device) for index in range(len(shape.members))]
 
     compared, columns, expected = [], [], []
@@ -192,7 +197,7 @@ def build(shape: Shape, heads: int, draft_tokens: int, device: torch.device, inp
             continue
         request, rows = inputs[member.request], slice(qo_indptr[index], qo_indptr[index + 1])
         q[rows], k[rows], v[rows] = request.query[:count], request.keys[:count], request.values[:count]
-        pool[slots[index]] = request.pool
+        pool[slots[index]] = request.pool.view(pool.dtype)
         compared.append(torch.arange(rows.start, rows.stop, device=device))
         columns.append(request.columns[:count])
         expected.append(request.expected[:count])
@@ -204,7 +209,7 @@ def build(shape: Shape, heads: int, draft_tokens: int, device: torch.device, inp
         q=q,
         k=k,
         v=v,
-        pool=pool,
+        pool=pool.view(shape.first.pool_dtype),
         out=storage.view(torch.bfloat16)[..., :V_DIM],
         storage=storage,
         compared=torch.cat(compared),
@@ -272,6 +277,14 @@ def _offsets(counts: list[int], start: int) -> list[int]:
     for count in counts:
         offsets.append(offsets[-1] + count)
     return offsets
+
+
+def _poisoned_pool(shape: Shape, device: torch.device) -> torch.Tensor:
+    """[slots, 576]; an fp8 pool as its bytes, since few of torch's functions take fp8."""
+    size = (_slot_count(shape), QK_DIM * (17 if shape.strided else 1))
+    if not shape.first.codes:
+        return _poisoned(size, device)[:, :QK_DIM]
+    return torch.full(size, _FLOAT8_NAN, dtype=torch.uint8, device=device)[:, :QK_DIM]
 
 
 def _poisoned(size: tuple[int, ...], device: torch.device) -> torch.Tensor:
