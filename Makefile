@@ -20,8 +20,8 @@ kernel:  ## compile both libraries and write build/kernel-report.json
 gpu-test:  ## the tests that need an NVIDIA GPU
 	@ci/gpu-test
 
-bench:  ## time the kernel on an NVIDIA GPU, beside the floor of a copy
-	@ci/bench
+bench:  ## time the kernel on an NVIDIA GPU beside its peers (GRID=1: the grid; POOL=e4m3)
+	@ci/bench $(if $(GRID),grid,table) $(if $(POOL),--pool $(POOL))
 
 lint:  ## ruff, mypy, shellcheck, hadolint, pins
 	@ci/lint

@@ -1,0 +1,72 @@
+"""The file of results: one a card, a section a run, the grid's cells added as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kdtree_verify.errors import UsageError
+
+SCHEMA = 1
+RUN_KEYS = {"date", "commit", "hardware", "versions", "library", "ceilings", "missing_peers", "rows"}
+
+Run = dict[str, Any]
+
+
+class Results:
+    """Sections by name: "table", "table-e4m3", "grid", each a run.
+
+    Args:
+        path: The file; made on the first `save`.
+
+    Raises:
+        UsageError: The file is there and is not such a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sections: dict[str, Run] = {}
+        if path.exists():
+            self.sections = _read(path)
+
+    def begin(self, name: str, run: Run) -> Run:
+        """The section for a run: what is there already where it is of the same library and card, else a new one."""
+        there = self.sections.get(name)
+        if there and identity(there) == identity(run):
+            return there
+        self.sections[name] = run
+        return run
+
+    def save(self) -> None:
+        """Writes the file whole or not at all."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text(json.dumps({"schema": SCHEMA, "sections": self.sections}, indent=1) + "\n")
+        os.replace(part, self.path)
+
+
+def identity(run: Run) -> tuple[Any, ...]:
+    """What two runs must share for their cells to stand in one section."""
+    return run["library"]["source_hash"], run["hardware"]["name"], run["versions"].get("sglang")
+
+
+def finished(run: Run) -> set[str]:
+    """Keys of the cells that the run has and need not do again."""
+    return {row["key"] for row in run["rows"]}
+
+
+def _read(path: Path) -> dict[str, Run]:
+    fix = "name another file, or remove it"
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError("the file of results cannot be read", f"{path}: {error}", fix) from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise UsageError("not a file of results of this version", str(path), fix)
+    sections: dict[str, Run] = content["sections"]
+    for name, run in sections.items():
+        if missing := RUN_KEYS - run.keys():
+            raise UsageError("a section lacks its keys", f"{path}: {name}: {', '.join(sorted(missing))}", fix)
+    return sections

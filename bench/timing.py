@@ -1,0 +1,91 @@
+"""Times on the GPU: medians of CUDA graph replays that take the inputs in turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+MOST_CALLS = 24
+Launch = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Time:
+    """Microseconds of a call and how they were taken.
+
+    Attributes:
+        us: Median over `replays`.
+        how: "graph": replay of a CUDA graph; "eager": launched from Python, where it could not be captured;
+            "once": one launch.
+        calls: Calls of a replay.
+        replays: How often.
+    """
+
+    us: float
+    how: str
+    calls: int
+    replays: int
+
+
+class GpuTimer:
+    """Times launches on the current device.
+
+    Args:
+        replays: Replays that the median is of.
+        replay_us: Calls are put into a graph until a replay takes about this long.
+    """
+
+    def __init__(self, replays: int, replay_us: float) -> None:
+        self.replays, self.replay_us = replays, replay_us
+
+    def once(self, launch: Launch) -> Time:
+        """One launch from Python, warm."""
+        return Time(self._event_us(launch), "once", 1, 1)
+
+    def median(self, launches: Sequence[Launch], refill: Callable[[], None] | None = None) -> Time:
+        """The median time of a launch among `launches`, taken in turn; `refill` runs between capture and replay."""
+        estimate = max(self.once(launches[0]).us, 1.0)
+        calls = max(len(launches), min(MOST_CALLS, round(self.replay_us / estimate)), 1)
+        sequence = [launches[i % len(launches)] for i in range(calls)]
+
+        def all_of_them() -> None:
+            for launch in sequence:
+                launch()
+
+        try:
+            replay, how = _captured(all_of_them), "graph"
+        except RuntimeError:
+            torch.cuda.synchronize()
+            replay, how = all_of_them, "eager"
+        if refill:
+            refill()
+        replay()
+        times = [self._event_us(replay) / calls for _ in range(self.replays)]
+        return Time(statistics.median(times), how, calls, self.replays)
+
+    @staticmethod
+    def _event_us(run: Callable[[], object]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+
+def _captured(run: Launch) -> Launch:
+    """The replay of a graph of what `run` launches. torch.cuda.graph would empty torch's memory caches each time."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph.replay

@@ -1,0 +1,61 @@
+"""ci/bench without a GPU: what it refuses, and what needs none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "ci" / "bench", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHON": python},
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--pool", "fp4"], ["grids"], ["plot"], ["table", "x.json"], ["--minutes", "nan"], ["grid", "--pool", "e4m3"]],
+)
+def test_bad_usage_is_one_line(arguments: list[str]) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 64
+    assert done.stderr.startswith("kdtree: ")
+    assert ". Fix: " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    done = bench()
+    assert done.returncode == 69
+    assert done.stderr.startswith("kdtree: no GPU: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_dry_run_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'patch' / 'src'}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "grid", "--dry-run"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0
+    assert done.stdout.endswith("864 cells\n")
+    assert len(done.stdout.splitlines()) == 865
+
+
+def test_a_results_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    done = bench("plot", str(tmp_path / "x.json"))
+    assert done.returncode == 64
+    assert "x.json" in done.stderr
