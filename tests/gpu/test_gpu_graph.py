@@ -12,29 +12,34 @@ import pytest
 import torch
 
 import reference
-from cases import Case, make_call
+from cases import POOLS, Case, MaskKind, make_call, with_pool
 from harness import Harness, fields
 from kdtree_verify import abi, gpu
 from kdtree_verify.call import Call
 from oracle import DEVICE, Errors, on_gpu
 
 pytestmark = pytest.mark.gpu
+every_pool = pytest.mark.parametrize("pool", POOLS)
 
 BATCH, T, HEADS, CONTEXT, SLOTS = 6, 8, 8, 3000, 9000
 
 
-def captured_buffers() -> Call:
+def case_of(pool: str, prefixes: tuple[int, ...], mask: MaskKind = "tree") -> Case:
+    return with_pool(Case(prefixes, (T,) * len(prefixes), HEADS, mask=mask), pool)
+
+
+def captured_buffers(pool: str) -> Call:
     """Buffers as SGLang captures them: as long as the longest, prefix 1 on slot 0 for every request."""
-    tokens = BATCH * T
-    pool = torch.full((SLOTS, 1, abi.QK_DIM), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    tokens, case = BATCH * T, case_of(pool, (1,))
+    rows = torch.full((SLOTS, 1, abi.QK_DIM), float("nan"), device=DEVICE).to(case.pool_dtype)
     out = torch.full((tokens, HEADS, abi.V_DIM), 12345.0, dtype=torch.bfloat16, device=DEVICE)
     return Call(
         q_extend=torch.zeros(tokens, HEADS, abi.QK_DIM, dtype=torch.bfloat16, device=DEVICE),
         k_extend=torch.zeros(tokens, 1, abi.QK_DIM, dtype=torch.bfloat16, device=DEVICE),
         v_extend=torch.zeros(tokens, 1, abi.V_DIM, dtype=torch.bfloat16, device=DEVICE),
         o_extend=out,
-        k_buffer=pool,
-        v_buffer=pool[..., : abi.V_DIM],
+        k_buffer=rows,
+        v_buffer=rows[..., : abi.V_DIM],
         qo_indptr=torch.arange(0, tokens + 1, T, dtype=torch.int64, device=DEVICE),
         kv_indptr=torch.arange(BATCH + 1, dtype=torch.int32, device=DEVICE),
         kv_indices=torch.zeros(BATCH * CONTEXT, dtype=torch.int64, device=DEVICE),
@@ -42,31 +47,31 @@ def captured_buffers() -> Call:
         is_causal=True,
         mask_indptr=torch.zeros(BATCH + 1, dtype=torch.int64, device=DEVICE),
         max_len_extend=T,
-        k_scale=1.0,
-        v_scale=1.0,
-        sm_scale=3.0 / abi.QK_DIM**0.5,
+        k_scale=case.k_scale,
+        v_scale=case.v_scale,
+        sm_scale=case.scale / abi.QK_DIM**0.5,
     )
 
 
-def refill(buffers: Call, prefixes: tuple[int, ...], seed: int) -> None:
-    """New contents for the captured buffers; requests beyond the given ones are SGLang's padding, and full of NaN."""
-    real = len(prefixes)
-    call = on_gpu(make_call(Case(prefixes, (T,) * real, HEADS), seed))
-    entries = int(call.kv_indptr[-1])
-    buffers.k_buffer.fill_(float("nan"))
+def refill(buffers: Call, case: Case, seed: int, padded: int = 1) -> None:
+    """New contents for the captured buffers; requests beyond the case's are padding: SGLang's, of one prefix entry on
+    slot 0, or as long as `padded` says, and full of NaN."""
+    real = len(case.prefixes)
+    call = on_gpu(make_call(case, seed))
+    entries, padding = int(call.kv_indptr[-1]), torch.arange(1, BATCH - real + 1, device=DEVICE)
+    pool = buffers.k_buffer.view(torch.uint8)
+    pool.fill_(0xFF)  # NaN in every dtype
     # Shifted by one: slot 0 is the sink.
-    buffers.k_buffer[1 : 1 + len(call.k_buffer)] = call.k_buffer
+    pool[1 : 1 + len(call.k_buffer)] = call.k_buffer.view(torch.uint8)
     buffers.kv_indices.fill_(2**40)
     buffers.kv_indices[:entries] = call.kv_indices[:entries] + 1
-    buffers.kv_indices[entries : entries + BATCH - real] = 0
+    buffers.kv_indices[entries : entries + padded * len(padding)] = 0
     buffers.kv_indptr[: real + 1] = call.kv_indptr
-    buffers.kv_indptr[real + 1 :] = entries + torch.arange(1, BATCH - real + 1, device=DEVICE)
+    buffers.kv_indptr[real + 1 :] = entries + padding * padded
     buffers.custom_mask.fill_(1)
     buffers.custom_mask[: len(call.custom_mask)] = call.custom_mask
     buffers.mask_indptr[: real + 1] = call.mask_indptr
-    buffers.mask_indptr[real + 1 :] = call.mask_indptr[-1] + torch.arange(1, BATCH - real + 1, device=DEVICE) * T * (
-        T + 1
-    )
+    buffers.mask_indptr[real + 1 :] = call.mask_indptr[-1] + padding * T * (T + padded)
     for name in ("q_extend", "k_extend", "v_extend"):
         getattr(buffers, name).fill_(float("nan"))
         getattr(buffers, name)[: real * T] = getattr(call, name)
@@ -83,9 +88,10 @@ def real_part(buffers: Call, real: int) -> Call:
 REPLAYS = [(1,), (2000,), (0, 31, 32, 33, 64, 1), (700, 5), (1, 3000, 1, 2999), (500,) * 6, (7,), (0, 0, 0)]
 
 
-def test_one_graph_for_every_length(library) -> None:
+@every_pool
+def test_one_graph_for_every_length(library, pool: str) -> None:
     harness = Harness(library, DEVICE)
-    buffers = captured_buffers()
+    buffers = captured_buffers(pool)
     size = ctypes.sizeof(abi.LayerRecord)
     host, mapped = gpu.mapped_host_memory(0, 2 * size)
     mirror = abi.LayerRecord.from_address(host)
@@ -102,7 +108,8 @@ def test_one_graph_for_every_length(library) -> None:
 
     rows = 0
     for i, prefixes in enumerate(REPLAYS):
-        refill(buffers, prefixes, seed=i)
+        padded = i % 2
+        refill(buffers, case_of(pool, prefixes, "any" if i % 3 == 2 else "tree"), i, padded)
         eager = buffers._replace(o_extend=stock)
         stock.fill_(12345.0)
         assert library.verify(harness.verify_args(eager, stock, record=None, mirror=None)) == abi.Status.OK
@@ -110,7 +117,7 @@ def test_one_graph_for_every_length(library) -> None:
         torch.cuda.synchronize()
         assert (mirror.kernel_calls, mirror.compare_calls, counted.value) == (i + 1, i + 1, i + 1)
         real = len(prefixes)
-        rows += real * T
+        rows += (real if padded == 1 else BATCH) * T  # SGLang's padding is not compared
         part = real_part(buffers, real)
         named = reference.named_rows(part)
         assert named.all()
@@ -122,13 +129,45 @@ def test_one_graph_for_every_length(library) -> None:
     assert mirror.compare_rows == rows
 
     # A difference in one element of the real rows, and NaN in a padded one: only the first shows.
-    refill(buffers, (40, 50), seed=99)
+    refill(buffers, case_of(pool, (40, 50)), seed=99)
     assert library.verify(harness.verify_args(eager, stock, record=None, mirror=None)) == abi.Status.OK
     stock[3, 2, 1] += 8.0
     graph.replay()
     torch.cuda.synchronize()
     assert (mirror.nonfinite, mirror.exceeded_calls) == (0, 1)
     assert mirror.last_max_abs == pytest.approx(8.0, rel=0.01)
+
+
+@every_pool
+def test_two_streams_at_a_time(library, pool: str) -> None:
+    """Each with a workspace of its own, one replaying a graph: what each gives alone, bit for bit."""
+    cases = Case((9000, 40), (16, 9), 16), Case((300,) * 12, (64,) * 12, 8)
+    calls = [on_gpu(make_call(with_pool(case, pool), seed)) for seed, case in enumerate(cases)]
+    harnesses, streams = [Harness(library, DEVICE) for _ in calls], [torch.cuda.Stream() for _ in calls]
+    alone = []
+    for harness, call in zip(harnesses, calls, strict=True):
+        assert harness.verify(call) == abi.Status.OK
+        torch.cuda.synchronize()
+        Errors().add(call, call.o_extend)
+        alone.append(call.o_extend.clone())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert harnesses[0].verify(calls[0]) == abi.Status.OK
+
+    for _ in range(20):
+        for call in calls:
+            call.o_extend.fill_(12345.0)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(streams[0]):
+            for _ in range(3):
+                graph.replay()
+        with torch.cuda.stream(streams[1]):
+            for _ in range(3):
+                assert harnesses[1].verify(calls[1]) == abi.Status.OK
+        torch.cuda.synchronize()
+        for call, out in zip(calls, alone, strict=True):
+            assert torch.equal(call.o_extend.view(torch.int16), out.view(torch.int16))
+    assert [harness.record.kernel_calls for harness in harnesses] == [61, 61]
 
 
 FIRST_CALL = """

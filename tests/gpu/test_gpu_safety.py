@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import reference
-from cases import Case, make_call
+from cases import POOLS, Case, fill_nan, make_call, with_pool
 from harness import Harness
 from kdtree_verify.abi import DType, Status
 from kdtree_verify.call import Call
@@ -26,12 +27,14 @@ from test_out_of_range import CHANGES
 pytestmark = pytest.mark.gpu
 
 NAN, INF = math.nan, math.inf
+every_pool = pytest.mark.parametrize("pool", POOLS)
 
 REFUSED: list[tuple[Status, dict[str, Any]]] = [
     (Status.ERR_STRUCT_SIZE, {"struct_size": 8}),
     *((Status.ERR_NULL_POINTER, {name: None}) for name in ("q", "k", "v", "pool", "out", "qo_indptr", "kv_indices")),
     *((Status.ERR_DTYPE, {name: DType.F32}) for name in ("q_dtype", "kv_dtype", "pool_dtype", "out_dtype")),
-    (Status.ERR_DTYPE, {"pool_dtype": DType.F8_E4M3}),
+    (Status.ERR_DTYPE, {"pool_dtype": DType.U8}),
+    *((Status.ERR_DTYPE, {"kv_dtype": dtype}) for dtype in (DType.F8_E4M3, DType.F8_E5M2)),
     (Status.ERR_LIMIT, {"num_heads": 129}),
     (Status.ERR_LIMIT, {"max_q_len": 257}),
     (Status.ERR_STRIDE, {"q_stride_head": 568}),
@@ -63,9 +66,17 @@ def test_refused_and_nothing_written(harness: Harness, status: Status, broken: d
     assert harness.verify(call) == Status.OK  # only what was broken was wrong
 
 
+@pytest.mark.parametrize("stride", [580, 584, 588])
+def test_rows_of_an_fp8_pool_begin_at_16_bytes(harness: Harness, stride: int) -> None:
+    call = on_gpu(make_call(with_pool(Case((9, 3), (4, 3), 2, strided=True), "e4m3")))
+    assert harness.verify(call, pool_stride_slot=stride) == Status.ERR_ALIGNMENT
+    assert harness.verify(call) == Status.OK
+
+
+@every_pool
 @pytest.mark.parametrize("name", ["q", "k", "v", "pool", "out", "workspace"])
-def test_rows_must_be_aligned(harness: Harness, name: str) -> None:
-    args = harness.verify_args(on_gpu(make_call(Case((9, 3), (4, 3), 2))))
+def test_rows_must_be_aligned(harness: Harness, name: str, pool: str) -> None:
+    args = harness.verify_args(on_gpu(make_call(with_pool(Case((9, 3), (4, 3), 2), pool))))
     setattr(args, name, getattr(args, name) + 8)
     args.workspace_bytes += 64
     assert harness.library.verify(args) == Status.ERR_ALIGNMENT
@@ -74,8 +85,8 @@ def test_rows_must_be_aligned(harness: Harness, name: str) -> None:
 def test_description(library) -> None:
     """What the patch declines by, and the card it says it supports."""
     description = library.description
-    bf16 = frozenset({DType.BF16})
-    assert (description.q_dtypes, description.pool_dtypes, description.out_dtypes) == (bf16, bf16, bf16)
+    assert description.q_dtypes == description.out_dtypes == {DType.BF16}
+    assert description.pool_dtypes == {DType.BF16, DType.F8_E4M3, DType.F8_E5M2}
     major, minor = torch.cuda.get_device_capability(0)
     assert f"sm_{major}{minor}a" in description.archs
     assert library.supports_device(0) == Status.OK
@@ -92,13 +103,14 @@ def test_one_workspace_size_for_all(library) -> None:
     print(f"workspace: {sizes.pop() / 2**20:.1f} MiB")
 
 
+@every_pool
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("max_q_len", [16, 5])
-def test_counted_and_not_followed(harness: Harness, name: str, max_q_len: int) -> None:
+def test_counted_and_not_followed(harness: Harness, name: str, max_q_len: int, pool: str) -> None:
     change, _ = CHANGES[name]
-    call = make_call(HOSTILE)
+    call = make_call(replace(HOSTILE, pool_dtype=POOLS[pool], k_scale=0.5))
     for tensor in (call.q_extend, call.k_extend, call.v_extend, call.k_buffer):
-        tensor.nan_to_num_(0.5)  # what the change makes legal to read
+        fill_nan(tensor, 0.5)  # what the change makes legal to read
     call.kv_indices[32:] = 1
     call.kv_indices[:3] = 2
     call = call._replace(max_len_extend=max_q_len)
@@ -115,19 +127,23 @@ def test_counted_and_not_followed(harness: Harness, name: str, max_q_len: int) -
     assert harness.record.kernel_rows == sum(len(r.visible) for r in requests)
 
 
-def test_a_slot_is_counted_once_however_many_tiles_read_it(harness: Harness) -> None:
-    call = make_call(Case((700, 40), (64, 8), 16))  # 16 row tiles, some split
+@every_pool
+def test_a_slot_is_counted_once_however_many_tiles_read_it(harness: Harness, pool: str) -> None:
+    call = make_call(with_pool(Case((700, 40), (64, 8), 16), pool))  # 16 row tiles, some split
     call.kv_indices[torch.arange(0, 740, 37)] = 2**40
     call = on_gpu(call)
     assert harness.verify(call) == Status.OK
     assert harness.record.out_of_range == 20
 
 
+@every_pool
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize(("place", "column"), PLACES)
-def test_one_bad_number(harness: Harness, place: Callable[[Call, int, float], None], column: int, value: float) -> None:
+def test_one_bad_number(
+    harness: Harness, place: Callable[[Call, int, float], None], column: int, value: float, pool: str
+) -> None:
     """NaN and Inf go where IEEE takes them, in the rows that see them, and nowhere else."""
-    call = make_call(Case((30, 12), (20, 10), 3, mask="any"))
+    call = make_call(replace(Case((30, 12), (20, 10), 3, mask="any"), pool_dtype=POOLS[pool], k_scale=0.5))
     place(call, column, value)
     want = reference.attention(call)
     call = on_gpu(call)
@@ -139,28 +155,31 @@ def test_one_bad_number(harness: Harness, place: Callable[[Call, int, float], No
     torch.testing.assert_close(got[finite], want[finite], rtol=2e-2, atol=2e-2)
 
 
-def test_bad_numbers_of_one_request_among_many(harness: Harness) -> None:
+@every_pool
+def test_bad_numbers_of_one_request_among_many(harness: Harness, pool: str) -> None:
     """A request full of NaN and Inf, as a padded one may be, beside sound ones of all sizes."""
-    case = Case((400, 33, 1, 90), (16, 7, 16, 40), 8)
+    case = with_pool(Case((400, 33, 1, 90), (16, 7, 16, 40), 8), pool)
     sound = on_gpu(make_call(case))
     assert harness.verify(sound) == Status.OK
     call = on_gpu(make_call(case))
     rows = slice(23, 39)  # the third request's
     for value, tensor in ((NAN, call.q_extend), (INF, call.k_extend), (NAN, call.v_extend)):
         tensor[rows] = value
-    call.k_buffer[call.kv_indices[433]] = -INF
+    call.k_buffer.view(torch.uint8)[call.kv_indices[433]] = 0xFF  # NaN in every dtype
     assert harness.verify(call) == Status.OK
     others = torch.tensor([row for row in range(79) if not 23 <= row < 39])
     assert call.o_extend[rows].isnan().all()
     assert torch.equal(call.o_extend[others], sound.o_extend[others])
 
 
-def test_minus_infinity(harness: Harness) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_minus_infinity(harness: Harness, dtype: torch.dtype) -> None:
     """Scores of -inf: weights of 0 that a finite score may follow; nothing else seen is 0 / 0, not a row of zeros."""
-    call = on_gpu(make_call(Case((30, 700), (20, 10), 3, mask="any")))
+    call = make_call(Case((30, 700), (20, 10), 3, mask="any", pool_dtype=dtype))
     column = 560
     call.q_extend[..., column] = 1.0
     call.k_buffer[..., column] = -INF
+    call = on_gpu(call)
     want = reference.attention(call)
     assert harness.verify(call) == Status.OK
     got, finite = call.o_extend.cpu().double(), want.isfinite()

@@ -7,7 +7,7 @@ kv_indptr's end; nonzero bytes in the mask's prefix columns and tail.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,6 +17,7 @@ from kdtree_verify.call import Call
 
 MaskKind = Literal["tree", "any", "chain"]
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+POOLS = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}  # what the CUDA library takes
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,34 @@ def tree_mask(parents: list[int]) -> torch.Tensor:
     return mask
 
 
+def fp8_edges(
+    rows: torch.Tensor, dtype: torch.dtype, scale: float, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """The rows, finite in the fp8 dtype; 2% are subnormals or zeros of both signs, 0.1% the largest finite number, or
+    8 / scale where that is smaller: larger ones would leave every row one key to see."""
+    limits = torch.finfo(dtype)
+    where = torch.rand(rows.shape, generator=generator, device=rows.device)
+    subnormals = torch.copysign(torch.floor(where * 50 / limits.eps) * limits.tiny * limits.eps, rows)
+    largest = torch.copysign(torch.full_like(rows, min(limits.max, 8 / scale)), rows)
+    rows = torch.where(where < 0.02, subnormals, torch.where(where > 0.999, largest, rows))
+    return rows.clamp(-limits.max, limits.max)
+
+
+def with_pool(case: Case, pool: str) -> Case:
+    """The case with a pool of POOLS; an fp8 one scaled, so that its numbers span what fp8 holds."""
+    dtype = POOLS[pool]
+    if dtype not in FP8 or case.k_scale != 1.0:
+        return replace(case, pool_dtype=dtype)
+    k_scale = {"e4m3": 0.021, "e5m2": 0.0003}[pool]
+    return replace(case, pool_dtype=dtype, k_scale=k_scale, v_scale=1.3 * k_scale)
+
+
+def fill_nan(tensor: torch.Tensor, value: float) -> None:
+    """Puts `value` where NaN or Inf is. torch's own nan_to_num_ takes no fp8."""
+    numbers = tensor.float()
+    tensor.copy_(torch.where(numbers.isfinite(), numbers, value))
+
+
 def make_call(case: Case, seed: int = 0) -> Call:
     """The case's call; o_extend is a buffer of 12345s."""
     generator = torch.Generator().manual_seed(seed)
@@ -110,6 +139,8 @@ def make_call(case: Case, seed: int = 0) -> Call:
     order = torch.randperm(slots, generator=generator)
     used = order[:prefix]
     pool_rows = normal(slots, 1, QK_DIM) / case.k_scale
+    if case.pool_dtype in FP8:
+        pool_rows = fp8_edges(pool_rows, case.pool_dtype, case.k_scale, generator)
     pool_stride = 1216 if case.strided else QK_DIM
     pool = poisoned(pool_rows, used, case.pool_dtype, pool_stride)
 

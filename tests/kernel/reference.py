@@ -43,8 +43,8 @@ def requests(call: Call) -> list[Request]:
         if call.custom_mask is not None:
             begin, size = int(call.mask_indptr[b]), rows * (prefix + rows)
             if begin >= 0 and begin + size <= len(call.custom_mask):
-                block = call.custom_mask.cpu().view(torch.uint8)[begin : begin + size]
-                visible = block.view(rows, prefix + rows)[:, prefix:] != 0
+                block = call.custom_mask.view(torch.uint8)[begin : begin + size]
+                visible = (block.view(rows, prefix + rows)[:, prefix:] != 0).cpu()
             else:
                 visible, refused = torch.zeros_like(visible), refused + 1
         result.append(Request(slice(first, last), entries[in_pool], visible, refused))
@@ -58,6 +58,13 @@ def _window(begin: int, end: int, count: int) -> tuple[int, int, bool]:
     return first, last, (first, last) != (begin, end)
 
 
+def stored(call: Call, request: Request) -> torch.Tensor:
+    """float64 [prefix, 576]: the request's pool rows, not yet scaled, where the pool is."""
+    pool = call.k_buffer
+    # As bytes: not every version of torch gathers fp8 everywhere.
+    return pool.view(torch.uint8)[request.slots.to(pool.device), 0].view(pool.dtype).double()
+
+
 def attention(call: Call) -> torch.Tensor:
     """float64 [tokens, heads, 512]; NaN in rows that no request names."""
     q, k, v = (tensor.cpu().double() for tensor in (call.q_extend, call.k_extend[:, 0], call.v_extend[:, 0]))
@@ -65,8 +72,8 @@ def attention(call: Call) -> torch.Tensor:
     # The ABI takes scales as float32.
     sm_scale, k_scale, v_scale = torch.tensor([call.sm_scale, call.k_scale, call.v_scale]).double()
     for request in requests(call):
-        stored = call.k_buffer[request.slots.to(call.k_buffer.device), 0].cpu().double()
-        prefix_keys, prefix_values = stored * k_scale, stored[:, :V_DIM] * v_scale
+        rows = stored(call, request).cpu()
+        prefix_keys, prefix_values = rows * k_scale, rows[:, :V_DIM] * v_scale
         for t, seen in enumerate(request.visible):
             row = request.rows.start + t
             keys = torch.cat([prefix_keys, k[request.rows][seen]])

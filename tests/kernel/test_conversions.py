@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import Case, make_call
+import reference
+from cases import FP8, Case, make_call
+from float8_calls import keys_call, values_call
 from harness import Harness
 from kdtree_verify import abi
 from kdtree_verify.library import Library
@@ -24,24 +26,24 @@ def _value_out(library: Library, value: torch.Tensor, out_dtype: torch.dtype) ->
     return call.o_extend[0, 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("v_scale", [1.0, 0.37])
-def test_float8_pool_every_byte(library: Library, dtype: torch.dtype, v_scale: float) -> None:
-    case = Case((1,), (1,), 1, pool_dtype=dtype, out_dtype=torch.float32, mask="any", v_scale=v_scale, k_scale=0.5)
-    call = make_call(case)
-    call.custom_mask.zero_()
-    row = call.k_buffer[call.kv_indices[0], 0]
-    row.zero_()  # NaN keys would make NaN of every column
-    values = torch.arange(256, dtype=torch.uint8).view(dtype)
-    got = torch.empty(256)
-    for byte in range(256):
-        row[0] = values[byte]
-        call.q_extend[0, 0, 0] = 0.0
-        assert Harness(library).verify(call) == abi.Status.OK
-        got[byte] = call.o_extend[0, 0, 0]
-    finite = values.float().isfinite()
-    assert torch.equal(got[finite], values.float()[finite] * torch.tensor(v_scale))
-    assert got[~finite].isnan().all()  # 0 * Inf is NaN in the score already
+def test_float8_pool_every_byte_as_a_value(library: Library, dtype: torch.dtype, v_scale: float) -> None:
+    call, want = values_call(dtype, v_scale)
+    assert Harness(library).verify(call) == abi.Status.OK
+    finite = want.isfinite()
+    assert finite.any()
+    assert call.o_extend[~finite].isnan().all()
+    scale = torch.tensor(v_scale).double() / v_scale  # the ABI takes it as float32
+    reference.assert_rounded(call.o_extend[finite], want[finite] * scale)
+
+
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("k_scale", [1.0, 0.5, 6.0])
+def test_float8_pool_every_byte_as_a_key(library: Library, dtype: torch.dtype, k_scale: float) -> None:
+    call, want = keys_call(dtype, k_scale)
+    assert Harness(library).verify(call) == abi.Status.OK
+    reference.assert_rounded(call.o_extend, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 import reference
-from cases import Case, make_call
+from cases import FP8, Case, make_call
 from harness import Harness
 from kdtree_verify import abi
 from kdtree_verify.call import Call
@@ -21,7 +22,8 @@ ROPE = 560  # a column that moves scores only
 
 
 def _prefix(call: Call, column: int, value: float) -> None:
-    call.k_buffer[call.kv_indices[4], 0, column] = value
+    pool = call.k_buffer
+    pool[call.kv_indices[4], 0, column] = NAN if pool.dtype == torch.float8_e4m3fn else value  # it has no Inf
 
 
 def _draft_key(call: Call, column: int, value: float) -> None:
@@ -39,10 +41,13 @@ def _query(call: Call, column: int, value: float) -> None:
 PLACES = [(_prefix, 5), (_prefix, ROPE), (_draft_key, 5), (_draft_key, ROPE), (_draft_value, 5), (_query, ROPE)]
 
 
+@pytest.mark.parametrize("pool", [F32, *FP8])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize(("place", "column"), PLACES)
-def test_one_bad_number(library: Library, place: Callable[[Call, int, float], None], column: int, value: float) -> None:
-    call = make_call(CASE)
+def test_one_bad_number(
+    library: Library, place: Callable[[Call, int, float], None], column: int, value: float, pool: torch.dtype
+) -> None:
+    call = make_call(replace(CASE, pool_dtype=pool, k_scale=0.5))
     place(call, column, value)
     assert Harness(library).verify(call) == abi.Status.OK
     want = reference.attention(call)
@@ -63,9 +68,10 @@ def test_every_score_minus_infinity(library: Library) -> None:
     assert call.o_extend.isnan().all()
 
 
-def test_minus_infinity_before_finite_scores(library: Library) -> None:
+@pytest.mark.parametrize("pool", [F32, torch.float8_e5m2])
+def test_minus_infinity_before_finite_scores(library: Library, pool: torch.dtype) -> None:
     """Whole tiles of weight 0, then keys that count."""
-    call = make_call(CASE)
+    call = make_call(replace(CASE, pool_dtype=pool))
     call.q_extend[..., ROPE] = 1.0
     call.k_buffer[..., ROPE] = -INF
     assert Harness(library).verify(call) == abi.Status.OK

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import reference
-from cases import Case, make_call
+from cases import POOLS, Case, fill_nan, make_call, with_pool
 from harness import Harness
 from kdtree_verify import abi
 from kdtree_verify.call import Call
@@ -62,13 +62,14 @@ CHANGES: dict[str, tuple[Callable[[Call], None], int]] = {
 }
 
 
+@pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("max_q_len", [16, 5])
-def test_counted_and_not_followed(library: Library, name: str, max_q_len: int) -> None:
+def test_counted_and_not_followed(library: Library, name: str, max_q_len: int, pool: str) -> None:
     change, count = CHANGES[name]
-    call = make_call(CASE)
+    call = make_call(with_pool(CASE, pool))
     for tensor in (call.q_extend, call.k_extend, call.v_extend, call.k_buffer):
-        tensor.nan_to_num_(0.5)  # what the change makes legal to read
+        fill_nan(tensor, 0.5)  # what the change makes legal to read
     call.kv_indices[32:] = 1
     call.kv_indices[:3] = 2
     call = call._replace(max_len_extend=max_q_len)

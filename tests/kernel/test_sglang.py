@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import oracle
 import reference
 from harness import Harness
 from kdtree_verify import abi
@@ -84,6 +85,23 @@ def test_equals_float64_and_stock(
     ours = call.o_extend
     assert harness.compare(call._replace(o_extend=stock), ours, rel_l2_bound=bound) == abi.Status.OK
     assert harness.record.exceeded_calls == harness.record.nonfinite == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_of_stock_errs_as_stock_does(version: str, recorded: dict[str, dict[str, Any]], name: str) -> None:
+    """oracle.stock_like, which the errors on a GPU are held against: the same elements rounded the same way."""
+    call, stock = _call(recorded[name])
+    if (version, name) in STOCK_TAKES_BYTES_AS_BITS:
+        return
+    want, named = reference.attention(call), reference.named_rows(call)
+    model = oracle.stock_like(call)
+    error = reference.relative_error(stock[named], want[named])
+    between = reference.relative_error(model[named], stock[named].double())
+    if call.k_buffer.dtype == torch.float32:
+        assert between < 1e-6
+    else:
+        assert reference.relative_error(model[named], want[named]) == pytest.approx(error, rel=0.01)
+        assert between < 0.1 * error
 
 
 @pytest.mark.parametrize("name", [f"backend: {name}" for name in BACKEND_CASES])
