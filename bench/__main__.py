@@ -10,9 +10,11 @@ from typing import NoReturn
 
 from kdtree_verify.errors import DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
 
-from . import cells
+from . import cells, model
+from .results import Results
 
 ROOT = Path(__file__).resolve().parents[1]
+RECORDED = ROOT / "docs" / "benchmark" / "h200.json"
 ABOUT = """\
 Times kdtree_verify on an NVIDIA GPU beside SGLang's kernel, FlashInfer's and the card's ceilings (docs/benchmark.md).
 
@@ -82,7 +84,6 @@ def timed(asked: argparse.Namespace) -> int:
     from . import ceilings, environment, peers, report, runner, sections
     from .contenders import Kdtree
     from .inputs import Inputs
-    from .results import Results
     from .timing import GpuTimer
 
     if not torch.cuda.is_available():
@@ -123,6 +124,7 @@ def timed(asked: argparse.Namespace) -> int:
         ours=ours,
         peers={peer.name: peer for peer in found},
         own_stock=run["own_stock"],
+        recorded_fit=recorded_fit(run["hardware"]["name"]),
         results=results,
         deadline=deadline,
         say=lambda text: print(text, flush=True),
@@ -139,6 +141,13 @@ def timed(asked: argparse.Namespace) -> int:
     for row in bad:
         print(f"kdtree: a cell is wrong: {line(row)}. Fix: the kernel", file=sys.stderr)
     return ExitCode.LIBRARY if bad else 0
+
+
+def recorded_fit(card: str) -> model.Fit | None:
+    """The model's fit to the run that the repository records, where that is of another card than this."""
+    results = Results(RECORDED)
+    run = results.sections.get("table")
+    return None if run is None or run["hardware"]["name"] == card else model.fit(run)
 
 
 if __name__ == "__main__":

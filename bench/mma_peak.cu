@@ -1,5 +1,5 @@
 // The rate of mma.sync.m16n8k16 (bf16 in, float32 sums) that this card sustains: operands in registers, random, so that
-// power is drawn as by real work; eight independent accumulators a warp, 32 warps an SM.
+// power is drawn as by real work; eight independent accumulators a warp, 16 warps an SM.
 // Prints, for each of RUNS: TFLOP/s, the SM clock in MHz that it ran at, and its milliseconds.
 // Build: nvcc -std=c++17 -O3 -gencode arch=compute_XX,code=sm_XX mma_peak.cu
 #include <cuda_runtime.h>
@@ -10,8 +10,8 @@
 
 namespace {
 
-constexpr int kThreads = 256, kBlocksPerSm = 4, kAccumulators = 8, kOperands = 4, kRuns = 9;
-constexpr int kSteps = 100000;
+constexpr int kThreads = 256, kBlocksPerSm = 2, kAccumulators = 8, kOperands = 4, kRuns = 9;
+constexpr int kSteps = 200000;
 constexpr double kFlopsPerMma = 2.0 * 16 * 8 * 16;
 
 void check(cudaError_t status) {

@@ -99,13 +99,19 @@ def terms_us(cell: Cell, card: Card) -> dict[str, float]:
 
 def estimate_us(cell: Cell, card: Card, fit: Fit) -> float:
     """Microseconds of a call, estimated."""
-    return fit.fixed_us + max(terms_us(cell, card).values()) / fit.efficiency
+    return fit.fixed_us + max(_limits_us(cell, card, fit).values())
 
 
-def bound_by(cell: Cell, card: Card) -> str:
-    """The resource that is busy longest."""
-    terms = terms_us(cell, card)
-    return max(terms, key=terms.__getitem__)
+def bound_by(cell: Cell, card: Card, fit: Fit) -> str:
+    """The resource that the estimate waits for."""
+    limits = _limits_us(cell, card, fit)
+    return max(limits, key=limits.__getitem__)
+
+
+def _limits_us(cell: Cell, card: Card, fit: Fit) -> dict[str, float]:
+    # The efficiency is that of a step; memory is read ahead of it.
+    share = {"mma": fit.efficiency, "shared memory": fit.efficiency, "memory": 1.0}
+    return {name: busy / share[name] for name, busy in terms_us(cell, card).items()}
 
 
 def measured_card(run: dict[str, Any]) -> Card:
@@ -127,7 +133,8 @@ def fit(run: dict[str, Any]) -> Fit | None:
     for row in run["rows"]:
         us = _ours(row)
         if us and us > 3 * empty[0]:
-            shares.append(max(terms_us(cell_of(row), card).values()) / (us - empty[0]))
+            terms = terms_us(cell_of(row), card)
+            shares.append(max(terms["mma"], terms["shared memory"]) / (us - empty[0]))
     if not shares:
         return None
     return Fit(empty[0], statistics.geometric_mean(shares), f"{card.name}, {run['date'][:10]}")
@@ -149,7 +156,7 @@ def table(rows: Sequence[dict[str, Any]], here: Card, found: Fit) -> list[dict[s
                 "measured_us": _ours(row),
                 "modelled_us": estimate_us(cell, here, found),
                 "estimates": {
-                    card.name: {"us": estimate_us(cell, card, found), "bound_by": bound_by(cell, card)}
+                    card.name: {"us": estimate_us(cell, card, found), "bound_by": bound_by(cell, card, found)}
                     for card in PUBLISHED
                 },
             }

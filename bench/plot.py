@@ -56,9 +56,9 @@ def draw(path: Path, folder: Path) -> list[Path]:
 def caption(run: Run) -> str:
     """Card, date and what ran."""
     return (
-        f"{run['hardware']['name']}, {run['date'][:10]}; library {run['library']['source_hash'][:12]}, "
+        f"{run['hardware']['name']}, {run['date'][:10]}; sources {run['library']['source_hash'][:12]}, "
         f"SGLang {run['versions'].get('sglang', '-')}, FlashInfer {run['versions'].get('flashinfer-python', '-')}; "
-        "medians of graph replays, tree mask on (FlashInfer: a chain)"
+        "tree mask on (FlashInfer: a chain)"
     )
 
 

@@ -91,7 +91,10 @@ class Bench:
             wrong = found.verdict(contender.bound(cell))
             if wrong:
                 return {"status": "wrong", "reason": wrong}
+            first = prepared.outputs[0].clone()
             taken = self._time(prepared.launches, ours)
+            if ours is None and not torch.equal(first, prepared.outputs[0]):
+                return {"status": "wrong", "reason": "not the first launch's result after the timed ones"}
         except Exception as error:
             # A peer may refuse a shape or not fit the card, with exceptions of its own; of ours, failing is the news.
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from . import model, verdict
 from .cells import LONG, MIXED, SMALL, TABLE, Cell, grid
@@ -24,6 +23,7 @@ class Session:
         bench: Runs cells.
         ours, peers: Contenders; `peers` by name.
         own_stock: The peer that is SGLang's kernel as it would run on this card.
+        recorded_fit: The model's, from a recorded run on another card; None: fitted to this run.
         results: Where everything is kept.
         deadline: After it no further cell begins.
         say: Takes a line of the report.
@@ -34,6 +34,7 @@ class Session:
     ours: Contender
     peers: dict[str, Contender]
     own_stock: str
+    recorded_fit: model.Fit | None
     results: Results
     deadline: Deadline
     say: Say
@@ -72,8 +73,9 @@ def run_table(session: Session, run: Run) -> Run:
         session.say(session.line(run["refilled"]))
     else:
         run["mixed"] = []
-    found = model.fit(run)
-    run["model"] = {"fit": asdict(found), "rows": _model(run, found)} if found else None
+    found = session.recorded_fit or model.fit(run)
+    estimates = model.table(run["rows"], model.measured_card(run), found) if found else []
+    run["model"] = {"fit": asdict(found), "rows": estimates} if found else None
     return _close(session, "table", run)
 
 
@@ -115,10 +117,6 @@ def _close(session: Session, name: str, run: Run) -> Run:
     for one in found:
         session.say(str(one))
     return run
-
-
-def _model(run: Run, found: model.Fit) -> list[dict[str, Any]]:
-    return model.table(run["rows"], model.measured_card(run), found)
 
 
 def bad_rows(run: Run) -> list[Row]:

@@ -77,7 +77,7 @@ def lines(title: str, caption: str, x: Axis, y: Axis, series: Sequence[Series]) 
 
 
 def bars(title: str, caption: str, groups: Sequence[str], y: Axis, series: Sequence[Series], mark: float) -> str:
-    """Groups of bars, with a heavier line at the value `mark`."""
+    """Groups of bars, with a heavier line at the value `mark`, from which bars start on a logarithmic axis."""
     parts = [_grid(y)]
     wide = 1 / len(groups)
     for index, group in enumerate(groups):
@@ -88,8 +88,9 @@ def bars(title: str, caption: str, groups: Sequence[str], y: Axis, series: Seque
         width = 0.8 * wide / len(series)
         for group_index, value in one.points:
             left = _x((group_index + 0.1) * wide + place * width)
-            top, foot = _y(y.share(value)), _y(0)
-            size = f"width='{_x(width) - _x(0) - 1:.1f}' height='{max(foot - top, 0):.1f}'"
+            ends = _y(y.share(value)), _y(y.share(mark) if y.log else 0)
+            top = min(ends)
+            size = f"width='{_x(width) - _x(0) - 1:.1f}' height='{max(ends) - top:.1f}'"
             parts.append(f"<rect x='{left:.1f}' y='{top:.1f}' {size} fill='{one.color}'/>")
     at = _y(y.share(mark))
     parts.append(
@@ -113,7 +114,7 @@ def _page(title: str, caption: str, y: Axis, series: Sequence[Series], parts: Se
     for one in series:
         head.append(f"<rect x='{left}' y='34' width='12' height='12' fill='{one.color}'/>")
         head.append(f"<text x='{left + 17}' y='44'>{escape(one.name)}</text>")
-        left += 36 + 6.6 * len(one.name)
+        left += 40 + 7 * len(one.name)
     return "\n".join([*head, *parts, "</g>", "</svg>", ""])
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 
 MOST_CALLS = 24
+FEWEST_REPLAYS = 3
+MOST_US = 1e6
+"""Of a median's replays together, as long as they are more than the fewest."""
 Launch = Callable[[], object]
 
 
@@ -63,8 +66,9 @@ class GpuTimer:
         if refill:
             refill()
         replay()
-        times = [self._event_us(replay) / calls for _ in range(self.replays)]
-        return Time(statistics.median(times), how, calls, self.replays)
+        replays = max(FEWEST_REPLAYS, min(self.replays, round(MOST_US / (estimate * calls))))
+        times = [self._event_us(replay) / calls for _ in range(replays)]
+        return Time(statistics.median(times), how, calls, replays)
 
     @staticmethod
     def _event_us(run: Callable[[], object]) -> float:

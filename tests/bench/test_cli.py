@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import __main__ as command
+from bench.cells import SMALL, TABLE
+from bench.results import Results
+from conftest import a_row, a_run
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -52,6 +57,21 @@ def test_a_dry_run_needs_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.endswith("864 cells\n")
     assert len(done.stdout.splitlines()) == 865
+
+
+def test_the_model_is_fitted_to_the_recorded_run_of_another_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(tmp_path / "h200.json")
+    monkeypatch.setattr(command, "RECORDED", results.path)
+    assert command.recorded_fit("NVIDIA RTX PRO 6000") is None
+    rows = [a_row(cell, kdtree=100.0) for cell in TABLE]
+    results.begin("table", a_run(rows, small=[a_row(SMALL[0], kdtree=9.0)]))
+    results.save()
+    found = command.recorded_fit("NVIDIA RTX PRO 6000")
+    assert found is not None
+    assert found.source == "NVIDIA H200, 2026-11-30"
+    assert command.recorded_fit("NVIDIA H200") is None
 
 
 def test_a_results_file_that_is_none_is_refused(tmp_path: Path) -> None:

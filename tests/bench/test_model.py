@@ -41,6 +41,7 @@ def test_without_a_call_of_no_prefix_there_is_no_fit() -> None:
 
 def test_a_card_of_fewer_flops_is_bound_by_them() -> None:
     (pro, consumer) = model.PUBLISHED
-    cell = TABLE[4]
-    assert model.bound_by(cell, pro) == model.bound_by(cell, consumer) == "mma"
+    cell, fit = TABLE[4], model.Fit(9.0, 0.5, "made up")
+    assert model.bound_by(cell, pro, fit) == model.bound_by(cell, consumer, fit) == "mma"
+    assert model.bound_by(TABLE[8], pro, fit) == "memory"
     assert model.terms_us(cell, consumer)["mma"] > 2 * model.terms_us(cell, pro)["mma"]

@@ -30,6 +30,18 @@ def test_a_wrong_result_of_ours_is_not_timed_and_ends_the_cell(bench: Bench, our
     assert timer.taken == []
 
 
+def test_a_result_that_changes_under_replay_is_wrong(bench: Bench, ours: Kdtree) -> None:
+    launched = []
+
+    def drift(out: torch.Tensor) -> None:
+        launched.append(out)
+        out[0, 0, 0] += len(launched) - 1
+
+    entry = bench.run(TINY, [Other(ours, "kdtree", us=1.0, spoil=drift)])["times"]["kdtree"]
+    assert entry["status"] == "wrong"
+    assert "first launch" in entry["reason"]
+
+
 def test_a_peer_that_is_wrong_or_fails_leaves_the_others(bench: Bench, ours: Kdtree) -> None:
     def fail(_: torch.Tensor) -> None:
         raise NotImplementedError("no such tile\nand more")

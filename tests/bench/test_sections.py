@@ -47,6 +47,7 @@ def session(bench: Bench, ours: Any, path: Path, deadline: Any, said: list[str])
         ours=ours,
         peers={peer.name: peer for peer in peers},
         own_stock="stock_sm90",
+        recorded_fit=None,
         results=Results(path),
         deadline=deadline,
         say=said.append,
