@@ -41,7 +41,6 @@ def test_the_installed_sglang_is_the_expected_one(copy) -> None:
 def test_the_installed_functions_are_the_expected_ones() -> None:
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
     from sglang.srt.layers.attention import triton_backend
-
     from sglang.srt.model_executor import model_runner
 
     assert contract.backend_class(triton_backend) is triton_backend.TritonAttnBackend

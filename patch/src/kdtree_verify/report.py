@@ -12,7 +12,6 @@ from .library import Description
 from .rank import Rank
 from .records import LayerFigures, Model
 
-
 _FP8_BOUNDS = " and ".join(
     f"{bound:g} ({str(dtype).removeprefix('torch.float8_')})" for dtype, bound in REL_L2_BOUND_FP8_POOL.items()
 )

@@ -1,10 +1,11 @@
 """The self-test's requests: inputs made from integers, and the float64 results recorded for them.
 
 Inputs come from a counter-based integer hash, so that every torch version and device makes the same bytes:
-each element is a byte of a hashed word, as a signed number over 128, exact in bf16. For an fp8 pool the byte itself
-is the element, its magnitude taken modulo `codes`: small ones, so that subnormals weigh, or all finite ones. Query heads are one of
-16 patterns, and a request has up to 256 draft tokens whose parents always precede them. So one recording, for
-256 tokens x 16 patterns, holds for any number of heads and, by its first rows, of draft tokens.
+each element is a byte of a hashed word, as a signed number over 128, exact in bf16. In an fp8 pool it is the byte
+itself, with its magnitude taken modulo `codes`: the small ones, so that subnormals weigh, or all finite ones.
+
+Query heads are one of 16 patterns, and a request has up to 256 draft tokens whose parents always precede them. So
+one recording, for 256 tokens x 16 patterns, holds for any number of heads and, by its first rows, of draft tokens.
 
 Recorded for each (token, pattern) are two numbers (patch/tools/make_golden.py makes golden.npz):
   - one column of the output row, another for each row: the columns of all rows cover the 512;
