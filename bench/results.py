@@ -43,7 +43,7 @@ class Results:
         """Writes the file whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(self.path.name + ".part")
-        part.write_text(json.dumps({"schema": SCHEMA, "sections": self.sections}, indent=1) + "\n")
+        part.write_text(_text(self.sections))
         os.replace(part, self.path)
 
 
@@ -55,6 +55,21 @@ def identity(run: Run) -> tuple[Any, ...]:
 def finished(run: Run) -> set[str]:
     """Keys of the cells that the run has and need not do again."""
     return {row["key"] for row in run["rows"]}
+
+
+def _text(sections: dict[str, Run]) -> str:
+    """JSON with a line for each row, so that a file under version control can be read and compared."""
+
+    def value(thing: Any) -> str:
+        if isinstance(thing, list) and thing:
+            return "[\n" + ",\n".join(f"   {json.dumps(item)}" for item in thing) + "\n  ]"
+        return json.dumps(thing)
+
+    runs = []
+    for name, run in sections.items():
+        entries = ",\n".join(f"  {json.dumps(key)}: {value(thing)}" for key, thing in run.items())
+        runs.append(f" {json.dumps(name)}: {{\n{entries}\n }}")
+    return f'{{"schema": {SCHEMA}, "sections": {{\n' + ",\n".join(runs) + "\n}}\n"
 
 
 def _read(path: Path) -> dict[str, Run]:

@@ -54,7 +54,7 @@ class Bench:
 
         The first contender is ours. Where its output is wrong nothing is timed.
         """
-        row: Row = {**asdict(cell), "key": cell.key, "pool_bytes": cell.pool_bytes, "flops": cell.flops, "times": {}}
+        row: Row = {"key": cell.key, **asdict(cell), "times": {}}
         needed = memory_needed(cell, 1)
         if needed > self.memory:
             row["skipped"] = f"needs {needed / 2**30:.1f} GiB of {self.memory / 2**30:.1f}"
@@ -82,7 +82,7 @@ class Bench:
         taken = self.timer.median(prepared.launches, refill)
         wrong = check(calls[0], replayed.lengths, prepared.outputs[0]).verdict(ours.bound(replayed))
         status = {"status": "wrong", "reason": wrong} if wrong else {"status": "timed", **asdict(taken)}
-        return {**asdict(replayed), "key": replayed.key, "captured": captured.key, "times": {ours.name: status}}
+        return {"key": replayed.key, **asdict(replayed), "captured": captured.key, "times": {ours.name: status}}
 
     def _contend(self, cell: Cell, calls: list[Call], contender: Contender, ours: float | None) -> dict[str, Any]:
         try:
@@ -98,7 +98,8 @@ class Bench:
         except Exception as error:
             # A peer may refuse a shape or not fit the card, with exceptions of its own; of ours, failing is the news.
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
-        return {"status": "timed", **asdict(taken), "error": found.relative, "worst_row": found.worst_row}
+        errors = {"error": _short(found.relative), "worst_row": _short(found.worst_row)}
+        return {"status": "timed", **asdict(taken), "us": round(taken.us, 2), **errors}
 
     def _time(self, launches: list[Launch], ours: float | None) -> Time:
         if ours is not None:
@@ -106,6 +107,10 @@ class Bench:
             if single.us > TOO_SLOW * ours:
                 return single
         return self.timer.median(launches)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _first_result(cell: Cell, call: Call, contender: Contender, prepared: Prepared) -> Check:

@@ -102,7 +102,7 @@ def a_row(cell: Cell, **times: float | dict[str, Any]) -> dict[str, Any]:
         else {"status": "timed", "us": taken, "how": "graph", "error": 2e-3, "worst_row": 3e-3}
         for name, taken in times.items()
     }
-    return {**asdict(cell), "key": cell.key, "pool_bytes": cell.pool_bytes, "flops": cell.flops, "times": entries}
+    return {"key": cell.key, **asdict(cell), "times": entries}
 
 
 def a_run(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cells import LONG
 from bench.results import Results, finished
 from conftest import TINY, a_row, a_run
 from kdtree_verify.errors import UsageError
@@ -30,6 +31,17 @@ def test_another_kernel_card_or_peer_begins_anew(tmp_path: Path, changed: dict[s
     results.save()
     again = Results(tmp_path / "x.json").begin("grid", a_run([], **changed))
     assert not finished(again)
+
+
+def test_a_row_is_a_line(tmp_path: Path) -> None:
+    results = Results(tmp_path / "x.json")
+    rows = [a_row(TINY, kdtree=1.0), a_row(LONG, kdtree=2.0)]
+    results.begin("table", a_run(rows, small=[]))
+    results.begin("grid", a_run(rows))
+    results.save()
+    text = results.path.read_text()
+    assert sum(TINY.key in line and line.endswith("},") for line in text.splitlines()) == 2
+    assert json.loads(text)["sections"] == results.sections
 
 
 def test_sections_do_not_touch_each_other(tmp_path: Path) -> None:
