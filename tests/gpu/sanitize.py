@@ -22,7 +22,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from cases import POOLS, Case, make_call, with_pool  # noqa: E402
-from fuzz import Limits, fuzz_call  # noqa: E402
+from fuzz import fuzz_call  # noqa: E402
+from fuzz_shape import Limits  # noqa: E402
 from harness import Harness  # noqa: E402
 from hostile_calls import numbers  # noqa: E402
 from kdtree_verify import abi  # noqa: E402

@@ -173,7 +173,7 @@ def test_variants_are_all_right(harness: Harness, pool: str) -> None:
 @every_pool
 def test_where_segments_begin_and_end(harness: Harness, pool: str) -> None:
     """Tiles begin and end anywhere within a CTA's share of the work, among prefix keys or drafts: sweep where."""
-    for length in range(900, 1100, 7):
+    for length in range(900, 1100, 13):
         call = on_gpu(make_call(with_pool(Case((length, 5, 64), (5, 9, 20), 8), pool), seed=length))
         Errors().add(call, verified(harness, call).o_extend)
     for drafts in range(200, 257, 9):  # many draft blocks behind a short prefix

@@ -14,18 +14,9 @@ import torch
 
 import reference
 from cases import POOLS
-from fuzz import (
-    POISON,
-    DistantPool,
-    Limits,
-    Shape,
-    draw_shape,
-    for_each_seed,
-    fuzz_call,
-    memory_of,
-    seeds,
-    untouched,
-)
+from fuzz import POISON, for_each_seed, fuzz_call, memory_of, seeds, untouched
+from fuzz_pool import DistantPool
+from fuzz_shape import Limits, Shape, draw_shape
 from harness import Harness
 from kdtree_verify import abi
 from kdtree_verify.call import Call
@@ -35,7 +26,7 @@ pytestmark = pytest.mark.gpu
 
 LIMITS = Limits(pairs=2**26, rows=2**16, keys=200_000)
 # Past the signed and, where the card has the memory, the unsigned 32-bit number of bf16 elements.
-DISTANT_BYTES = (2**33 + 2**26, 2**32 + 2**26)
+DISTANT_BYTES = (3 * 2**32, 3 * 2**31)
 OTHER_BYTES = 6 * 2**30  # what the calls and their float64 take
 
 

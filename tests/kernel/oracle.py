@@ -153,7 +153,7 @@ def _narrow(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rounded to nearest even, and saturated where torch would make NaN or Inf of what fp8 cannot hold."""
     if dtype.itemsize == 1:
         limit = torch.finfo(dtype).max
-        numbers = numbers.clamp(-limit, limit)
+        numbers = numbers.float().clamp(-limit, limit)
     return numbers.to(dtype)
 
 

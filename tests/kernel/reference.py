@@ -61,8 +61,8 @@ def _window(begin: int, end: int, count: int) -> tuple[int, int, bool]:
 def stored(call: Call, request: Request) -> torch.Tensor:
     """float64 [prefix, 576]: the request's pool rows, not yet scaled, where the pool is."""
     pool = call.k_buffer
-    # As bytes: not every version of torch gathers fp8 everywhere.
-    return pool.view(torch.uint8)[request.slots.to(pool.device), 0].view(pool.dtype).double()
+    # Gathered as bytes and by way of float: torch has these for fp8 on every device.
+    return pool.view(torch.uint8)[request.slots.to(pool.device), 0].view(pool.dtype).float().double()
 
 
 def attention(call: Call) -> torch.Tensor:

@@ -91,19 +91,6 @@ def test_shared_slots_and_key_order(library: Library) -> None:
     reference.assert_rounded(call.o_extend, reference.attention(call))
 
 
-def test_distant_slots(library: Library) -> None:
-    """Slot times stride exceeds 2^31 elements. Only the pages that are touched take memory."""
-    slots = 2**31 // abi.QK_DIM + 40
-    pool = torch.empty(slots, 1, abi.QK_DIM, dtype=torch.uint8).view(E4M3)
-    call = make_call(Case((20,), (8,), 4, pool_dtype=E4M3))
-    used = call.kv_indices[:20].clone()
-    pool[used + slots - 100] = call.k_buffer[used]
-    call.kv_indices[:20] = used + slots - 100
-    call = call._replace(k_buffer=pool, v_buffer=pool[..., : abi.V_DIM])
-    assert Harness(library).verify(call) == abi.Status.OK
-    reference.assert_rounded(call.o_extend, reference.attention(call))
-
-
 def test_rows_that_see_nothing_are_zeros(library: Library) -> None:
     call = make_call(Case((0, 0), (12, 5), 4, mask="any"))
     assert Harness(library).verify(call) == abi.Status.OK
