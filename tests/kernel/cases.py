@@ -133,7 +133,7 @@ def make_call(case: Case, seed: int = 0) -> Call:
         # A view of a wider NaN buffer: [count, ...] rows `stride` elements apart, only `keep` filled.
         wide = torch.full((*rows.shape[:-1], stride), float("nan")).to(dtype)
         view = wide[..., : rows.shape[-1]]
-        view[keep] = rows[keep].to(dtype)
+        view.view(torch.uint8)[keep] = rows[keep].to(dtype).view(torch.uint8)  # torch assigns bytes of any dtype
         return view
 
     order = torch.randperm(slots, generator=generator)
