@@ -21,8 +21,8 @@ from typing import Any
 
 SHARED_LIMIT = 101_376
 """Bytes of shared memory that a block may have on sm_120."""
-INSTRUCTIONS = ("HMMA", "LDSM", "LDGSTS", "LDL", "STL")
-"""mma.sync, ldmatrix, cp.async; loads and stores of local memory, where spills go."""
+INSTRUCTIONS = ("HMMA", "LDSM", "UBLKCP", "USETMAXREG", "LDL", "STL")
+"""mma.sync, ldmatrix, bulk copies, setmaxnreg; loads and stores of local memory, where spills go."""
 
 COMPILING = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<arch>\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

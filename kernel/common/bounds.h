@@ -63,14 +63,15 @@ struct Request {
 
 KDTREE_HD Request load_request(const kdtree_verify_args& args, int64_t request) {
   Request r = {};
+  // Both windows are read before either is looked at: on a device their latencies overlap.
   const Window rows = load_window(args.qo_indptr, args.qo_indptr_dtype, request, args.tokens);
+  const Window prefix = load_window(args.kv_indptr, args.kv_indptr_dtype, request, args.kv_indices_len);
   const bool cut = rows.length > args.max_q_len;
   r.row = rows.begin;
   r.rows = cut ? args.max_q_len : rows.length;
   r.refused = rows.refused + cut;
   if (r.rows == 0) return r;
 
-  const Window prefix = load_window(args.kv_indptr, args.kv_indptr_dtype, request, args.kv_indices_len);
   r.prefix = prefix.begin;
   r.prefix_len = prefix.length;
   r.refused += prefix.refused;
@@ -85,13 +86,21 @@ KDTREE_HD Request load_request(const kdtree_verify_args& args, int64_t request) 
   return r;
 }
 
-// Whether row t of the request may see its draft key j; t and j lie in [0, T).
-KDTREE_HD bool sees_draft(const kdtree_verify_args& args, const Request& r, int64_t t, int64_t j) {
-  if (args.mask == nullptr) return j <= t;
-  if (!r.sees_drafts) return false;
-  const int64_t byte = r.mask + t * (r.prefix_len + r.rows) + r.prefix_len + j;
-  return static_cast<const uint8_t*>(args.mask)[byte] != 0;
-}
+// Which draft keys row t of a request may see; t lies in [0, T).
+class DraftMask {
+ public:
+  KDTREE_HD DraftMask(const kdtree_verify_args& args, const Request& r, int64_t t)
+      : row_(args.mask != nullptr && r.sees_drafts
+                 ? static_cast<const uint8_t*>(args.mask) + r.mask + t * (r.prefix_len + r.rows) + r.prefix_len
+                 : nullptr),
+        chain_(args.mask == nullptr ? static_cast<int>(t) : -1) {}
+  // j lies in [0, T).
+  KDTREE_HD bool sees(int j) const { return row_ != nullptr ? row_[j] != 0 : j <= chain_; }
+
+ private:
+  const uint8_t* row_;  // the row's bytes of draft keys, NULL where there is no mask or none of it is read
+  int chain_;           // without a mask: the last key that is seen
+};
 
 // The slot of entry `i` of kv_indices, or -1 where it lies outside the pool.
 KDTREE_HD int64_t load_slot(const kdtree_verify_args& args, int64_t i) {

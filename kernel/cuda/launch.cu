@@ -34,15 +34,24 @@ int supported_device(int device, int* multiprocessors) {
   return built_for(major, minor) ? KDTREE_OK : KDTREE_ERR_ARCH;
 }
 
-int launch(const Entry& entry, int ctas, void* stream, void** arguments) {
+int launch(const Entry& entry, int ctas, void* stream, void** arguments, Launch when) {
   if (entry.dynamic_shared > kUnaskedShared &&
       cudaFuncSetAttribute(entry.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, entry.dynamic_shared) !=
           cudaSuccess) {
     cudaGetLastError();
     return KDTREE_ERR_LAUNCH;
   }
-  const cudaError_t error = cudaLaunchKernel(entry.kernel, dim3(ctas), dim3(entry.threads), arguments,
-                                             entry.dynamic_shared, static_cast<cudaStream_t>(stream));
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(ctas);
+  config.blockDim = dim3(entry.threads);
+  config.dynamicSmemBytes = entry.dynamic_shared;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = when == Launch::kOverlapped;
+  const cudaError_t error = cudaLaunchKernelExC(&config, entry.kernel, arguments);
   if (error == cudaSuccess) return KDTREE_OK;
   cudaGetLastError();
   return KDTREE_ERR_LAUNCH;

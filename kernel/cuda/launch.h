@@ -41,11 +41,13 @@ struct Entry {
 };
 
 /* Launches a kernel; more dynamic shared memory than a block gets unasked is asked for each time, which costs nothing
- * beside a launch, is no stream operation, and leaves no state of ours to keep per device. */
-int launch(const Entry& entry, int ctas, void* stream, void** arguments);
+ * beside a launch, is no stream operation, and leaves no state of ours to keep per device. kOverlapped: the kernel's CTAs
+ * may come before the kernel in front of it in the stream has ended, and wait for it themselves (ptx.cuh). */
+enum class Launch { kAfter, kOverlapped };
+int launch(const Entry& entry, int ctas, void* stream, void** arguments, Launch when = Launch::kAfter);
 
 /* kdtree_verify, for arguments that passed the checks. */
-extern const Entry kAttend, kMerge;
+extern const Entry kAttend, kAttendFp8, kMerge;
 uint64_t verify_workspace_bytes(int multiprocessors);
 int launch_verify(const kdtree_verify_args& args, int multiprocessors);
 

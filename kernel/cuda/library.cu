@@ -12,7 +12,8 @@ namespace {
 
 const char* const kVariantNames[] = {"m64n32"};
 constexpr uint32_t kBf16 = 1u << KDTREE_BF16;
-const Entry* const kEntries[] = {&kAttend, &kMerge, &kCompareRows, &kCompareTotal, &kCountOne};
+constexpr uint32_t kPoolDtypes = kBf16 | 1u << KDTREE_F8_E4M3 | 1u << KDTREE_F8_E5M2;
+const Entry* const kEntries[] = {&kAttend, &kAttendFp8, &kMerge, &kCompareRows, &kCompareTotal, &kCountOne};
 
 uint64_t workspace_bytes(int multiprocessors) {
   return std::max(verify_workspace_bytes(multiprocessors), compare_workspace_bytes(multiprocessors));
@@ -23,7 +24,7 @@ constexpr int kRowAlignment = 16;
 
 }  // namespace
 
-const Library library = {"cuda", KDTREE_ARCHS, kBf16, kBf16, kBf16, kRowAlignment, 1, kVariantNames};
+const Library library = {"cuda", KDTREE_ARCHS, kBf16, kPoolDtypes, kBf16, kRowAlignment, 1, kVariantNames};
 
 }  // namespace kdtree
 

@@ -1,101 +1,185 @@
-/* Fills a stage: warp w copies rows 4w .. 4w+3 of a step's 32. What must not be read, or is not there, becomes zeros,
- * so that no bit pattern of another request or of an unused slot ever enters a product.
+/* The loader warps: they fill the stages with keys and draft values.
+ *
+ * With a stage go 32 bits, 8 of each loader warp's rows: of keys, which of them exist; of draft values, whether one is
+ * NaN or Inf (not 0).
+ *
+ * Rows of an fp8 pool are copied to the end of the places that they fill as bf16, then widened in place.
  */
 #pragma once
 
-#include "ptx.cuh"
-#include "segment.cuh"
+#include "filler.cuh"
+#include "scores.cuh"
 
 namespace kdtree {
 
+template <bool fp8_pool>
 class Loader {
  public:
-  /* Slots of the prefix that lie outside the pool are added to `refused`: each once per request, by the tile that holds
-   * the request's first row. */
-  __device__ __forceinline__ Loader(const kdtree_verify_args& args, const Segment& segment, unsigned char* shared,
-                                    unsigned long long* refused)
-      : args_(args), segment_(segment), shared_(shared), refused_(refused) {}
+  __device__ __forceinline__ Loader(const kdtree_verify_args& args, Plan& plan, unsigned char* shared)
+      : args_(args), plan_(plan), shared_(shared), warp_(uniform(threadIdx.x / 32)), filler_(shared, warp_) {}
 
-  /* Starts copying a step's slots, which fetch_rows(step) needs after a copy_wait. */
-  __device__ __forceinline__ void fetch_slots(int step) const {
-    const Thread me = this_thread();
-    if (me.lane >= kKeysPerWarp || step >= segment_.prefix_steps) return;
-    const int64_t key = segment_.first_key(step) + key_of(me);
-    if (key >= segment_.request.prefix_len) return;
-    const int64_t entry = segment_.request.prefix + key;
-    const uint32_t to = shared_address(slot(me, step));
-    if (args_.kv_indices_dtype == KDTREE_I64)
-      copy_element_async<8>(to, static_cast<const int64_t*>(args_.kv_indices) + entry);
-    else
-      copy_element_async<4>(to, static_cast<const int32_t*>(args_.kv_indices) + entry);
-  }
-
-  /* Starts copying a step's rows into stage step % 2. */
-  __device__ __forceinline__ void fetch_rows(int step) const {
-    const Thread me = this_thread();
-    const void* const mine = me.lane < kKeysPerWarp ? row(me, step) : nullptr;
-    const unsigned valid = __ballot_sync(~0u, mine != nullptr);
-    if (me.lane == 0) shared_[Shared::kValid + step % 2 * kWarps + me.warp] = static_cast<unsigned char>(valid);
-
-    const uint32_t to = shared_address(shared_ + Shared::kStages + step % 2 * Shared::kStageBytes +
-                                       me.warp * kKeysPerWarp * kKeyPitch + me.lane * 16);
-#pragma unroll
-    for (int r = 0; r < kKeysPerWarp; ++r) {
-      const char* const from = broadcast(mine, r);
-#pragma unroll
-      for (int part = 0; part < kLatentParts; ++part)
-        copy(to + r * kKeyPitch + part * 512, from, me.lane * 16 + part * 512);
+  __device__ __forceinline__ void run() const {
+#pragma unroll 1
+    while (true) {
+      wait_segment();
+      const Segment& segment = segment_of(shared_);
+      if (segment.last) return;
+      const int count = load(segment, segment.first_step + kQuerySteps);
+      wait_empty(count);  // both stages: the groups fill them with their next queries
+      wait_empty(count + 1);
+      tell_ready();
     }
-    if (segment_.kind(step) == Step::kDraftValues) return;
-    // The rope columns of all four rows in one go: eight lanes a row.
-    const int byte = KDTREE_V_DIM * 2 + me.lane % 8 * 16;
-    copy(to + me.lane / 8 * (kKeyPitch - 128) + KDTREE_V_DIM * 2, broadcast(mine, me.lane / 8), byte);
   }
 
  private:
-  static constexpr int kKeysPerWarp = kKeys / kWarps;
-  static constexpr int kLatentParts = KDTREE_V_DIM * 2 / 512;
-  static_assert(kKeysPerWarp == 4 && (KDTREE_QK_DIM - KDTREE_V_DIM) * 2 == 128);
-
-  __device__ __forceinline__ static int key_of(Thread me) { return me.warp * kKeysPerWarp + me.lane; }
-
-  __device__ __forceinline__ static const char* broadcast(const void* p, int from_lane) {
-    return reinterpret_cast<const char*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(p), from_lane));
-  }
-
-  __device__ __forceinline__ void copy(uint32_t to, const char* row, int byte) const {
-    const bool valid = row != nullptr;
-    copy_async(to, valid ? row + byte : static_cast<const char*>(args_.q), valid);
-  }
-
-  /* Where a lane's slot of a step lies. Only that lane writes and reads it. */
-  __device__ __forceinline__ unsigned char* slot(Thread me, int step) const {
-    return shared_ + Shared::kSlots + (step % 2 * kKeys + key_of(me)) * 8;
-  }
-
-  /* The lane's row of a step, or NULL where there is none. */
-  __device__ __forceinline__ const void* row(Thread me, int step) const {
-    const Request& r = segment_.request;
-    const int64_t key = segment_.first_key(step) + key_of(me);
-    const Step kind = segment_.kind(step);
-    if (kind == Step::kPrefix) {
-      if (key >= r.prefix_len) return nullptr;
-      const int64_t index = load_index(slot(me, step), args_.kv_indices_dtype, 0);
-      if (index < 0 || index >= args_.slots) {
-        if (segment_.first_row == 0) atomicAdd(refused_, 1ull);
-        return nullptr;
+  /* All steps of a segment from `count` on, which are those of keys and draft values. Returns the step after them. */
+  __device__ __forceinline__ int load(const Segment& segment, int count) const {
+    int left = segment.prefix_keys;
+    int64_t slot = fetch_slot(segment, left);
+#pragma unroll 1
+    for (; left > 0; ++count) {
+      const bool mine = has_key(left), exists = mine && slot >= 0 && slot < args_.slots;
+      if (mine && !exists) refuse(segment);
+      const void* const from = exists ? static_cast<const char*>(args_.pool) + slot * pool_stride() : nullptr;
+      left -= kKeys;
+      slot = fetch_slot(segment, left);  // it has come by the next step
+      wait_empty(count);
+      tell_bits(count, filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0));
+      filler_.wait(count);
+      if constexpr (fp8_pool) {
+        if (args_.pool_dtype == KDTREE_F8_E4M3)
+          widen<true>(count);
+        else
+          widen<false>(count);
       }
-      return static_cast<const uint16_t*>(args_.pool) + index * args_.pool_stride_slot;
+      tell_full(count);
+      if constexpr (fp8_pool) fence_stores_before_bulk_copies();
     }
-    if (key >= r.rows) return nullptr;
-    return kind == Step::kDraftKeys ? static_cast<const uint16_t*>(args_.k) + (r.row + key) * args_.k_stride_token
-                                    : static_cast<const uint16_t*>(args_.v) + (r.row + key) * args_.v_stride_token;
+    const int end = count + segment.draft_steps;
+#pragma unroll 1
+    for (int first = segment.draft_key; count < end; ++count) {
+      fence_stores_before_bulk_copies();
+      const bool keys = (end - count) % 2 == 0;
+      wait_empty(count);
+      tell_bits(count, filler_.start(count, draft_row(segment, keys, first + filler_.row()),
+                                     (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2));
+      if (keys) mark_visible(segment, first);
+      filler_.wait(count);
+      if (!keys) {
+        find_nonfinite(count);
+        first += kKeys;
+      }
+      tell_full(count);
+    }
+    fence_stores_before_bulk_copies();
+    return count;
+  }
+
+  /* Whether this lane has a key of a step of the prefix, with `left` keys of the segment still to load; its slot. */
+  __device__ __forceinline__ bool has_key(int left) const { return Filler::copies() && filler_.row() < left; }
+  __device__ __forceinline__ int64_t fetch_slot(const Segment& segment, int left) const {
+    if (!has_key(left)) return 0;
+    return load_index(args_.kv_indices, args_.kv_indices_dtype,
+                      segment.entry + (segment.prefix_keys - left + filler_.row()));
+  }
+  /* In bytes. */
+  __device__ __forceinline__ int64_t pool_stride() const {
+    return args_.pool_stride_slot * (fp8_pool ? 1 : 2);
+  }
+  /* Counts a slot outside the pool: once per request, by the tile that holds the request's first row. */
+  __device__ __forceinline__ void refuse(const Segment& segment) const {
+    if (segment.first_row == 0) atomicAdd(&plan_.refused, 1ull);
+  }
+
+  /* Where this lane's row of a block of draft keys or values lies; NULL where there is none. */
+  __device__ __forceinline__ const void* draft_row(const Segment& segment, bool keys, int key) const {
+    if (!Filler::copies() || key >= segment.request.rows) return nullptr;
+    return static_cast<const uint16_t*>(keys ? args_.k : args_.v) +
+           (segment.request.row + key) * (keys ? args_.k_stride_token : args_.v_stride_token);
+  }
+
+  __device__ __forceinline__ void tell_bits(int count, uint32_t bits) const {
+    if (lane_id() == 0) shared_[Shared::kStageBits + count % 2 * 4 + warp_] = static_cast<unsigned char>(bits);
+  }
+
+  static constexpr int kFp8Offset = kKeyPitch - KDTREE_QK_DIM;
+  static_assert(kFp8Offset % 16 == 0);
+
+  /* Turns this warp's rows into bf16, four at a time and from left to right, so that what is written has been read: 256
+   * elements by a lane's 8 each, 256 more, and the last 64 of all four rows together. */
+  template <bool e4m3>
+  __device__ __forceinline__ void widen(int count) const {
+    constexpr int kRowsAtOnce = 4, kSpan = 256, kRest = KDTREE_QK_DIM % kSpan;
+    static_assert(kRest * kRowsAtOnce == kSpan && KDTREE_QK_DIM / kSpan == 2);
+    static_assert(kFp8Offset + kSpan >= kSpan * 2 && kFp8Offset + 2 * kSpan >= kSpan * 4);
+#pragma unroll 1
+    for (int first = 0; first < kRowsPerWarp; first += kRowsAtOnce) {
+#pragma unroll 1
+      for (int done = 0; done < 2 * kSpan; done += kSpan) {
+        const uint32_t at = filler_.address(count, first), element = done + lane_id() * 8;
+        uint32_t raw[kRowsAtOnce][2];
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) load_shared(raw[i], at + i * kKeyPitch + kFp8Offset + element);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) store_widened<e4m3>(at + i * kKeyPitch + element * 2, raw[i]);
+      }
+      const uint32_t lane = lane_id(), element = 2 * kSpan + lane % 8 * 8;
+      const uint32_t at = filler_.address(count, first + lane / 8);
+      uint32_t raw[2];
+      load_shared(raw, at + kFp8Offset + element);
+      __syncwarp();
+      store_widened<e4m3>(at + element * 2, raw);
+    }
+  }
+
+  template <bool e4m3>
+  __device__ __forceinline__ static void store_widened(uint32_t to, const uint32_t (&raw)[2]) {
+    store_shared(to, bf16_of_fp8<e4m3>(raw[0] & 0xffff), bf16_of_fp8<e4m3>(raw[0] >> 16),
+                 bf16_of_fp8<e4m3>(raw[1] & 0xffff), bf16_of_fp8<e4m3>(raw[1] >> 16));
+  }
+
+  /* Which of its eight draft keys a row may see, as the tree mask says, for the threads of the groups that have this
+   * thread's place in them. */
+  __device__ __forceinline__ void mark_visible(const Segment& segment, int first) const {
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+      const int lane = lane_id(), row = group * kGroupRows + warp_ * kOwnedRows + lane / 4;
+      uint32_t bits = 0;
+      if (row < segment.rows) {
+        const DraftMask mask(args_, segment.request, (segment.first_row + row) / args_.num_heads);
+        const int base = first + key_of(lane, 0), keys = static_cast<int>(segment.request.rows);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int key = base + key_of(0, i);
+          if (key < keys && mask.sees(key)) bits |= 1u << i;
+        }
+      }
+      shared_[Shared::kVisible + group * kGroupThreads + warp_ * 32 + lane] = static_cast<unsigned char>(bits);
+    }
+  }
+
+  /* Tells whether one of the draft values that have come is NaN or Inf. */
+  __device__ __forceinline__ void find_nonfinite(int count) const {
+    bool nonfinite = false;
+#pragma unroll 1
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+#pragma unroll
+      for (int at = 0; at < KDTREE_V_DIM * 2; at += 512) {
+        uint32_t pairs[4];
+        load_shared(pairs, filler_.address(count, i) + lane_id() * 16 + at);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) nonfinite |= has_nonfinite(pairs[e]);
+      }
+    }
+    tell_bits(count, __any_sync(~0u, nonfinite));
   }
 
   const kdtree_verify_args& args_;
-  const Segment& segment_;
+  Plan& plan_;
   unsigned char* const shared_;
-  unsigned long long* const refused_;
+  const int warp_;
+  const Filler filler_;
 };
 
 }  // namespace kdtree

@@ -1,8 +1,8 @@
 /* Joins the parts of tiles that several CTAs walked, by log-sum-exp, and adds the call to the layer's record.
  *
  * Grid.  A fixed number of CTAs of 16 warps. Every CTA finds the work by a scan of the reports and takes each
- * gridDim.x-th item: of a tile in few parts, 16 rows, a warp each; of a tile in many, one row, whose parts the warps
- * share, four at a time on 128 of the 512 columns each.
+ * gridDim.x-th item: of a tile in few parts, 8 rows, two warps each; of a tile in many, one row, whose parts eight
+ * pairs of warps share. A thread has 8 neighbouring elements of PartialTile::out.
  */
 #pragma once
 
@@ -16,8 +16,9 @@ namespace kdtree {
 constexpr int kMergeThreads = 512;
 constexpr int kMergeWarps = kMergeThreads / 32;
 constexpr int kMergeCtasPerMultiprocessor = 2;
-constexpr int kMergeColumns = KDTREE_V_DIM / 4;
-constexpr int kMergeGroups = kMergeThreads / kMergeColumns;
+constexpr int kMergeElements = 8;  // of a thread, 16 bytes
+constexpr int kRowThreads = KDTREE_V_DIM / kMergeElements;
+constexpr int kMergeGroups = kMergeThreads / kRowThreads;
 static_assert(kMaxCtas <= kMergeThreads, "one thread scans one report");
 
 /* 1/x; 0 for the denominator of a row that saw no key (kNothingSeen). */
@@ -31,7 +32,8 @@ __device__ __forceinline__ uint16_t* result_row(const kdtree_verify_args& args, 
 
 /* A tile in more parts than this gives a row's parts to all warps of a CTA. */
 constexpr int kFewParts = 8;
-static_assert(kFewParts <= 32, "a lane a part");
+/* Parts of a row that a thread loads at once, before it knows what they weigh. */
+constexpr int kEarlyParts = 8;
 
 struct MergeShared {
   int warp_items[kMergeWarps];
@@ -39,91 +41,136 @@ struct MergeShared {
   int cta, item;           // whose report tells of the tile, and which of the tile's items is next
   float weight[kMaxCtas];  // of each part of a row
   float sum;               // the row's denominator
-  float4 group[kMergeGroups][kMergeColumns];
+  float group[kMergeGroups][KDTREE_V_DIM];
 };
 
 __device__ __forceinline__ int items_of(const CtaReport& report) {
-  return report.parts <= kFewParts ? (report.rows + kMergeWarps - 1) / kMergeWarps : report.rows;
+  return report.parts <= kFewParts ? (report.rows + kMergeGroups - 1) / kMergeGroups : report.rows;
 }
 
 __device__ __forceinline__ const PartialTile& part_of(const Workspace& workspace, int cta, int part) {
   return part == 0 ? workspace.tail(cta) : workspace.front(cta + part);
 }
 
-/* The factors of a row's parts, 2^(its maximum - the row's), stored as store(part, factor); one warp does it together.
+/* What a row's parts weigh, 2^(their maximum - the row's), stored as store(part, weight); one warp does it together.
  * Returns the row's denominator. */
 template <typename StoreWeight>
 __device__ __forceinline__ float weigh_parts(const Workspace& workspace, int cta, int parts, int row,
                                              StoreWeight store) {
   const int lane = threadIdx.x % 32;
-  float highest = -INFINITY, sum = kNothingSeen;
-  for (int i = lane; i < parts; i += 32) highest = fmaxf(highest, part_of(workspace, cta, i).max[row]);
+  const auto stats = [&](int i) {
+    return i < parts ? part_of(workspace, cta, i).stats[row] : make_float2(-INFINITY, kNothingSeen);
+  };
+  const float2 first = stats(lane), second = stats(lane + 32);  // more parts than 64 are rare
+  float highest = fmaxf(first.x, second.x), sum = kNothingSeen;
+  for (int i = lane + 64; i < parts; i += 32) highest = fmaxf(highest, stats(i).x);
   highest = warp_all(highest, [](float a, float b) { return fmaxf(a, b); });
   const float shift = highest == -INFINITY ? 0.f : highest;
   for (int i = lane; i < parts; i += 32) {
-    const float weight = exp2_fast(part_of(workspace, cta, i).max[row] - shift);
-    sum += weight * part_of(workspace, cta, i).sum[row];
+    const float2 part = i < 32 ? first : i < 64 ? second : stats(i);
+    const float weight = exp2_fast(part.x - shift);
+    sum += weight * part.y;
     store(i, weight);
   }
   return warp_all(sum, [](float a, float b) { return a + b; });
 }
 
-__device__ __forceinline__ void add_weighted(float4& sum, const float4& part, float weight) {
-  sum.x += weight * part.x, sum.y += weight * part.y, sum.z += weight * part.z, sum.w += weight * part.w;
+/* 8 elements of a row's part, as they lie in the workspace, and what they are multiplied by besides the weight. */
+struct Elements {
+  uint4 halves;
+  float scale;
+};
+
+__device__ __forceinline__ Elements load_elements(const Workspace& workspace, int cta, int part, int row, int place) {
+  const PartialTile& tile = part_of(workspace, cta, part);
+  return {reinterpret_cast<const uint4*>(tile.out[row])[place],
+          tile.scale[row][place / (kRowThreads / kGroupWarps)]};
 }
 
-__device__ __forceinline__ void store_merged(uint16_t* to, const float4& sum, float scale) {
-  *reinterpret_cast<uint2*>(to) =
-      make_uint2(pack_bf16(sum.x * scale, sum.y * scale), pack_bf16(sum.z * scale, sum.w * scale));
+__device__ __forceinline__ void add_weighted(float (&sum)[kMergeElements], const Elements& elements, float weight) {
+  const uint32_t halves[4] = {elements.halves.x, elements.halves.y, elements.halves.z, elements.halves.w};
+  weight *= elements.scale;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_f16(halves[i]);
+    sum[2 * i] += weight * pair.x;
+    sum[2 * i + 1] += weight * pair.y;
+  }
 }
 
-/* One row of a tile in few parts, by one warp. */
+__device__ __forceinline__ void store_merged(uint16_t* row, int place, const float (&sum)[kMergeElements],
+                                             float scale) {
+#pragma unroll
+  for (int i = 0; i < kMergeElements; i += 2)
+    *reinterpret_cast<uint32_t*>(row + partial_column(place * kMergeElements + i)) =
+        pack_bf16(sum[i] * scale, sum[i + 1] * scale);
+}
+
+/* One row of a tile in few parts, by two warps, each of which weighs the parts for itself. */
 __device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace, int cta,
                                           int row) {
   const CtaReport& report = workspace.reports[cta];
   if (row >= report.rows) return;
-  const int lane = threadIdx.x % 32;
-  float mine = 0.f;  // the factor of part `lane`
-  const float total = weigh_parts(workspace, cta, report.parts, row, [&](int, float weight) { mine = weight; });
-  constexpr int kVectors = kMergeColumns / 32;
-  float4 sum[kVectors] = {};
-#pragma unroll 2
-  for (int i = 0; i < report.parts; ++i) {
+  const int place = threadIdx.x % kRowThreads, parts = report.parts;
+  Elements early[kFewParts];
+#pragma unroll
+  for (int i = 0; i < kFewParts; ++i)
+    if (i < parts) early[i] = load_elements(workspace, cta, i, row, place);
+  float mine = 0.f;  // the weight of part `lane`
+  const float total = weigh_parts(workspace, cta, parts, row, [&](int i, float weight) {
+    if (i < 32) mine = weight;
+  });
+  float sum[kMergeElements] = {};
+#pragma unroll
+  for (int i = 0; i < kFewParts; ++i) {
     const float weight = __shfl_sync(~0u, mine, i);
-    const float4* const part = reinterpret_cast<const float4*>(part_of(workspace, cta, i).out[row]) + lane;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) add_weighted(sum[v], part[32 * v], weight);
+    if (i < parts) add_weighted(sum, early[i], weight);
   }
-  uint16_t* const to = result_row(args, report.token, report.first_row + row) + lane * 4;
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) store_merged(to + 128 * v, sum[v], reciprocal(total));
+  store_merged(result_row(args, report.token, report.first_row + row), place, sum, reciprocal(total));
 }
 
 /* One row of a tile in many parts, by all threads. */
 __device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_verify_args& args,
                                            const Workspace& workspace, int cta, int row) {
   const CtaReport& report = workspace.reports[cta];
+  const int parts = report.parts;
+  const int group = threadIdx.x / kRowThreads, place = threadIdx.x % kRowThreads;
+  Elements early[kEarlyParts];
+#pragma unroll
+  for (int e = 0; e < kEarlyParts; ++e)
+    if (group + e * kMergeGroups < parts)
+      early[e] = load_elements(workspace, cta, group + e * kMergeGroups, row, place);
   if (threadIdx.x < 32) {
     const float total =
-        weigh_parts(workspace, cta, report.parts, row, [&](int part, float weight) { shared.weight[part] = weight; });
+        weigh_parts(workspace, cta, parts, row, [&](int part, float weight) { shared.weight[part] = weight; });
     if (threadIdx.x == 0) shared.sum = total;
   }
   __syncthreads();
-  const int group = threadIdx.x / kMergeColumns, column = threadIdx.x % kMergeColumns;
-  float4 sum = {};
-#pragma unroll 4
-  for (int i = group; i < report.parts; i += kMergeGroups)
-    add_weighted(sum, reinterpret_cast<const float4*>(part_of(workspace, cta, i).out[row])[column], shared.weight[i]);
-  shared.group[group][column] = sum;
+  float sum[kMergeElements] = {};
+#pragma unroll
+  for (int e = 0; e < kEarlyParts; ++e)
+    if (group + e * kMergeGroups < parts) add_weighted(sum, early[e], shared.weight[group + e * kMergeGroups]);
+#pragma unroll 2
+  for (int i = group + kEarlyParts * kMergeGroups; i < parts; i += kMergeGroups)
+    add_weighted(sum, load_elements(workspace, cta, i, row, place), shared.weight[i]);
+#pragma unroll
+  for (int i = 0; i < kMergeElements; ++i) shared.group[group][i * kRowThreads + place] = sum[i];
   __syncthreads();
   if (group != 0) return;
-  for (int i = 1; i < kMergeGroups; ++i) add_weighted(sum, shared.group[i][column], 1.f);
-  store_merged(result_row(args, report.token, report.first_row + row) + column * 4, sum, reciprocal(shared.sum));
+#pragma unroll
+  for (int i = 0; i < kMergeElements; ++i) {
+#pragma unroll
+    for (int g = 1; g < kMergeGroups; ++g) sum[i] += shared.group[g][i * kRowThreads + place];
+  }
+  store_merged(result_row(args, report.token, report.first_row + row), place, sum, reciprocal(shared.sum));
 }
 
 extern "C" __global__ void __launch_bounds__(kMergeThreads)
-    kdtree_merge(const __grid_constant__ kdtree_verify_args args, const Workspace workspace, int ctas) {
+    kdtree_merge(const __grid_constant__ kdtree_verify_args args, const __grid_constant__ Workspace workspace,
+                 int ctas) {
   __shared__ MergeShared shared;
+  launch_dependents();
+  wait_for_dependency();
   const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
   const int items = reports ? items_of(workspace.reports[threadIdx.x]) : 0;
@@ -146,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
     if (i >= before && i < before + items) shared.cta = threadIdx.x, shared.item = i - before;
     __syncthreads();
     if (workspace.reports[shared.cta].parts <= kFewParts)
-      merge_few(args, workspace, shared.cta, shared.item * kMergeWarps + warp);
+      merge_few(args, workspace, shared.cta, shared.item * kMergeGroups + threadIdx.x / kRowThreads);
     else
       merge_many(shared, args, workspace, shared.cta, shared.item);
     __syncthreads();

@@ -4,6 +4,10 @@
  * its prefix, then those of its draft tokens. Each CTA takes `share` units in a row, so that it touches at most two
  * tiles in part: the one it finds begun ("front") and the one it leaves unfinished ("tail"). These two are all the
  * workspace that a CTA needs, whatever the batch and the lengths.
+ *
+ * A CTA that ends one tile and begins the next has queries to load and a part to store twice. Where it costs a share at
+ * most kAlignmentCost units more, every tile therefore begins a share: its units are padded to whole shares, and a CTA
+ * stops where its tile does.
  */
 #pragma once
 
@@ -13,69 +17,125 @@
 
 namespace kdtree {
 
-__device__ __forceinline__ int64_t prefix_blocks(const Request& r) { return (r.prefix_len + kKeys - 1) / kKeys; }
-
-__device__ __forceinline__ int64_t blocks_of(const Request& r) {
-  return prefix_blocks(r) + (r.rows + kKeys - 1) / kKeys;
+/* Blocks of a request fit: 2^31 blocks of indices exceed any GPU's memory. */
+__device__ __forceinline__ int prefix_blocks(const Request& r) {
+  return static_cast<int>((r.prefix_len + kKeys - 1) / kKeys);
 }
 
-__device__ __forceinline__ int64_t units_of(const Request& r, int num_heads) {
-  return (r.rows * num_heads + kRows - 1) / kRows * blocks_of(r);
+__device__ __forceinline__ int blocks_of(const Request& r) {
+  return prefix_blocks(r) + (static_cast<int>(r.rows) + kKeys - 1) / kKeys;
 }
 
-/* Where a CTA is in its share of the work. It lies in shared memory: the step loop has no registers to spare. */
+__device__ __forceinline__ int tiles_of(const Request& r, int num_heads) {
+  return (static_cast<int>(r.rows) * num_heads + kRows - 1) / kRows;
+}
+
+constexpr int kAlignmentCost = 2;
+
+/* Where a CTA is in its share of the work. */
 struct Plan {
-  int64_t share;          // units of every CTA
-  int64_t unit, end;      // of this CTA: the next unit, and the end of its share
-  int64_t request_begin;  // first unit of `request`
-  int32_t request;        // the one that `unit` lies in, or one before it
-  int32_t pad_;
+  Request current;                // the request of the next unit
+  int32_t request, tile, block;   // the next unit
+  int32_t share;                  // units of every CTA; fits, since a unit takes a microsecond
+  int32_t left;                   // units of this CTA that are still to do
+  int32_t steps;                  // of the segments described so far
   unsigned long long refused;     // what this CTA found out of range; CTA 0: windows and masks too
   unsigned long long query_rows;  // of the whole call
-  int64_t warp_units[kWarps];
 };
 static_assert(sizeof(Plan) <= Shared::kPlanBytes);
 
-/* Gives this CTA its share; all threads call it together, and find the plan filled after their next barrier. */
-__device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& plan) {
-  const int warp = threadIdx.x / 32;
-  const int each = (args.batch + kThreads - 1) / kThreads;  // requests of a thread
-  const int first = min(static_cast<int>(threadIdx.x) * each, args.batch), last = min(first + each, args.batch);
+__device__ __forceinline__ Plan& plan_of(unsigned char* shared) {
+  return *reinterpret_cast<Plan*>(shared + Shared::kPlan);
+}
 
-  int64_t units = 0, query_rows = 0;
-  int refused = 0;
+/* The size of each request; it lies where the stages will be. */
+struct RequestSize {
+  int32_t tiles, blocks;  // of one tile
+};
+static_assert(KDTREE_MAX_BATCH * sizeof(RequestSize) <= 2 * Shared::kStageBytes);
+
+/* The warp that shares out and, lane 0, describes segments: the first of the first group. */
+constexpr int kPlanningWarp = kLoaderThreads / 32;
+
+/* Finds the requests' sizes; all threads together, before a barrier. Returns, to the planning warp, the request of the
+ * lane's number. */
+__device__ __forceinline__ Request measure(const kdtree_verify_args& args, Plan& plan, RequestSize* sizes) {
+  const int first = (threadIdx.x + kThreads - kPlanningWarp * 32) % kThreads;
+  Request own = {};
 #pragma unroll 1
-  for (int i = first; i < last; ++i) {
+  for (int i = first; i < args.batch; i += kThreads) {
     const Request r = load_request(args, i);
-    units += units_of(r, args.num_heads);
-    query_rows += r.rows;
-    refused += r.refused;
+    sizes[i] = {tiles_of(r, args.num_heads), blocks_of(r)};
+    if (blockIdx.x == 0) {
+      if (r.rows > 0) atomicAdd(&plan.query_rows, static_cast<unsigned long long>(r.rows));
+      if (r.refused > 0) atomicAdd(&plan.refused, static_cast<unsigned long long>(r.refused));
+    }
+    if (i == first) own = r;
   }
-  const int64_t upto = warp_prefix_sum(units);
-  if (threadIdx.x % 32 == 31) plan.warp_units[warp] = upto;
-  if (threadIdx.x == 0) plan.refused = plan.query_rows = 0;
-  __syncthreads();
-  int64_t before = upto - units, total = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) before += plan.warp_units[w];
-    total += plan.warp_units[w];
+  return own;
+}
+
+__device__ __forceinline__ int ceil_div(int a, int b) {
+  return (static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) / static_cast<uint32_t>(b);
+}
+
+/* a / b, of numbers that are almost always small. C++'s own division of 64 bits is a call, which setmaxnreg forbids. */
+__device__ __forceinline__ int64_t divide(int64_t a, int32_t b) {
+  if (a >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  int64_t quotient = 0, rest = 0;
+#pragma unroll 1
+  for (int bit = 62; bit >= 0; --bit) {
+    rest = rest << 1 | (a >> bit & 1);
+    quotient <<= 1;
+    if (rest >= b) rest -= b, quotient |= 1;
   }
-  const int64_t share = max((total + gridDim.x - 1) / gridDim.x, int64_t{1});
-  const int64_t unit = min(share * blockIdx.x, total);
-  if (threadIdx.x == 0) {
-    plan.share = share;
-    plan.unit = unit;
-    plan.end = min(unit + share, total);
+  return quotient;
+}
+
+/* Gives this CTA its share; one warp together, after a barrier. `own` is the request of the lane's number. */
+__device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& plan, const RequestSize* sizes,
+                                          const Request& own) {
+  const int lane = threadIdx.x % 32, ctas = gridDim.x;
+  int64_t units = 0;
+#pragma unroll 1
+  for (int i = lane; i < args.batch; i += 32) units += int64_t{sizes[i].tiles} * sizes[i].blocks;
+  units = warp_sum(units);
+  int share = max(static_cast<int>(divide(units + ctas - 1, ctas)), 1);
+
+  bool aligned = false;
+#pragma unroll 1
+  for (int more = 0; more <= kAlignmentCost && !aligned; ++more) {
+    int taken = 0;  // CTAs, if every tile began a share
+#pragma unroll 1
+    for (int i = lane; i < args.batch; i += 32)
+      taken += min(sizes[i].tiles, ctas + 1) * min(ceil_div(sizes[i].blocks, share + more), ctas + 1);
+    aligned = __reduce_add_sync(~0u, min(taken, ctas + 1)) <= ctas;
+    if (aligned) share += more;
   }
-  if (unit >= before && unit < before + units) {
-    plan.request = first;
-    plan.request_begin = before;
+
+  int64_t unit = int64_t{share} * blockIdx.x;  // counted from the first of the next 32 requests
+  if (lane == 0) plan.left = plan.steps = 0;
+  __syncwarp();
+#pragma unroll 1
+  for (int first = 0; first < args.batch; first += 32) {
+    const RequestSize mine = first + lane < args.batch ? sizes[first + lane] : RequestSize{};
+    const int tile_units = aligned ? ceil_div(mine.blocks, share) * share : mine.blocks;
+    const int64_t here = int64_t{mine.tiles} * tile_units, upto = warp_prefix_sum(here);
+    const int64_t offset = unit - (upto - here);
+    if (offset >= 0 && offset < here) {
+      plan.current = first == 0 ? own : load_request(args, first + lane);
+      plan.request = first + lane;
+      plan.tile = static_cast<int>(divide(offset, tile_units));
+      plan.block = static_cast<int>(offset - int64_t{plan.tile} * tile_units);
+      plan.share = share;
+      plan.left = aligned ? min(share, mine.blocks - plan.block)
+                          : static_cast<int>(min(int64_t{share}, units - int64_t{share} * blockIdx.x));
+    }
+    const int64_t all = __shfl_sync(~0u, upto, 31);
+    if (unit < all) break;
+    unit -= all;
   }
-  if (blockIdx.x == 0) {
-    if (query_rows > 0) atomicAdd(&plan.query_rows, static_cast<unsigned long long>(query_rows));
-    if (refused > 0) atomicAdd(&plan.refused, static_cast<unsigned long long>(refused));
-  }
+  __syncwarp();
 }
 
 }  // namespace kdtree

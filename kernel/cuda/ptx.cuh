@@ -1,51 +1,82 @@
-/* The instructions that C++ has no name for. All of them exist on sm_90 and sm_120 alike. */
+/* The instructions that C++ has no name for. All of them exist on sm_90a and sm_120a alike. */
 #pragma once
 
 #include <stdint.h>
 
 namespace kdtree {
 
-/* Where this thread is in its CTA. */
-struct Thread {
-  uint32_t lane, warp;
-};
-
-/* Reads threadIdx.x anew at each call: what is computed from it is then computed where it is used. The compiler would
- * otherwise keep a dozen such addresses in registers all through the step loop, which has none to spare. */
-__device__ __forceinline__ Thread this_thread() {
-  uint32_t t;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
-  return {t % 32, t / 32};
+/* Read anew at each call: what is computed from it is then computed where it is used. The compiler would otherwise keep
+ * a dozen addresses in registers all through the step loop, which has none to spare. */
+__device__ __forceinline__ uint32_t lane_id() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
-/* The same number, which the compiler takes for another one, to the same end. */
-__device__ __forceinline__ int anew(int x) {
-  asm volatile("" : "+r"(x));
+/* The same, which the compiler takes for another, to the same end. */
+template <typename T>
+__device__ __forceinline__ T anew(T x) {
+  if constexpr (sizeof(T) == 8)
+    asm volatile("" : "+l"(x));
+  else
+    asm volatile("" : "+r"(x));
   return x;
 }
 
-__device__ __forceinline__ bool first_thread() {
-  const auto [lane, warp] = this_thread();
-  return lane == 0 && warp == 0;
-}
+/* A number that all threads of a warp have, told to the compiler as such. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/* Copies 16 bytes to shared memory; with !valid writes zeros and reads nothing. */
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+/* An mbarrier counts arrivals and the bytes of copies; a thread of the CTA initializes it, then all synchronize. */
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Copies one 4- or 8-byte element to shared memory. */
-template <int bytes>
-__device__ __forceinline__ void copy_element_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(bytes) : "memory");
+/* Arrives, and announces that copies will bring `bytes` more. */
+__device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/* Waits for this thread's copies. */
-__device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+/* Waits for a phase's arrivals and bytes; phases have parity 0, 1, 0, ... */
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n"
+      "again_%=:\n\tmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n\t@!done bra again_%=;\n\t}"
+      :
+      : "r"(barrier), "r"(parity)
+      : "memory");
+}
+
+/* Starts copying `bytes` bytes to shared memory; both addresses and the count are multiples of 16. */
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+/* After ordinary stores to shared memory where a later bulk copy will write. */
+__device__ __forceinline__ void fence_stores_before_bulk_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t (&r)[4], uint32_t from) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared(uint32_t (&r)[2], uint32_t from) {
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 
 /* Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. */
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
@@ -89,5 +120,52 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+
+/* The same in float16. */
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+__device__ __forceinline__ float2 unpack_f16(uint32_t pair) {
+  float2 r;
+  asm("{\n\t.reg .f16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
+      : "=f"(r.x), "=f"(r.y)
+      : "r"(pair));
+  return r;
+}
+
+/* Whether one of a pair of bf16 is NaN or Inf. */
+__device__ __forceinline__ bool has_nonfinite(uint32_t pair) {
+  return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
+}
+
+/* Two e4m3 or e5m2 numbers, the first in the low byte, as bf16: exactly, since bf16 holds them all. */
+template <bool e4m3>
+__device__ __forceinline__ uint32_t bf16_of_fp8(uint16_t pair) {
+  uint32_t halves;
+  if constexpr (e4m3)
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  else
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  const float2 both = unpack_f16(halves);
+  return pack_bf16(both.x, both.y);
+}
+
+/* Changes how many registers each thread of this warpgroup (four warps from a multiple of four on) may use. */
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+/* Programmatic dependent launch: lets the next kernel's CTAs come as soon as there is room for them; in that kernel,
+ * waits for the one before it to have ended, its writes visible. */
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void wait_for_dependency() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 }  // namespace kdtree

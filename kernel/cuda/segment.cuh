@@ -1,74 +1,72 @@
 /* A segment: the consecutive key blocks of one row tile that one CTA walks, as steps of one shared-memory stage each.
- * A prefix block is one step, since a pool row is key and value in one. A draft block is two: keys, then values, which
- * the caller passes in a tensor of their own.
+ * The first two steps bring the tile's queries, 32 rows each. A prefix block is one step, since a pool row is key and
+ * value in one. A draft block is two: keys, then values, which the caller passes in a tensor of their own.
  */
 #pragma once
 
 #include "plan.cuh"
+#include "workspace.cuh"
 
 namespace kdtree {
 
-enum class Step { kPrefix, kDraftKeys, kDraftValues };
+constexpr int kQuerySteps = 2;
 
 struct Segment {
   Request request;
-  int64_t prefix_key;  // of the request's prefix: where the first step begins
+  int64_t entry;       // of kv_indices: the first step's first key of the prefix
+  int32_t prefix_keys; // in all steps
   int32_t draft_key;   // of the request's draft tokens: where the first draft step begins
   int32_t first_row;   // of the tile, in the request's (token, head) rows
   int32_t rows;        // of the tile
+  int32_t first_step;  // as the CTA counts them
   int32_t prefix_steps;
-  int32_t steps;       // prefix steps and draft steps; fits: 2^31 blocks of indices exceed any GPU's memory. 0: no more
-  bool opens, closes;  // whether the tile's first and its last block are in it
-  int32_t parts;       // of a tile that opens here and does not close: the CTAs that share it
+  int32_t draft_steps;  // of keys and of values
+  bool opens, closes;   // whether the tile's first and its last block are in it
+  bool last;            // no segment, but the end of the share
 
-  __device__ __forceinline__ Step kind(int step) const {
-    return step < prefix_steps ? Step::kPrefix : (step - prefix_steps) % 2 == 0 ? Step::kDraftKeys : Step::kDraftValues;
-  }
-  /* First key of a step, counted in the prefix or in the draft tokens. */
-  __device__ __forceinline__ int64_t first_key(int step) const {
-    return step < prefix_steps ? prefix_key + int64_t{step} * kKeys : draft_key + (step - prefix_steps) / 2 * kKeys;
-  }
+  __device__ __forceinline__ int prefix_end() const { return first_step + kQuerySteps + prefix_steps; }
+  __device__ __forceinline__ int steps() const { return kQuerySteps + prefix_steps + draft_steps; }
 };
 static_assert(sizeof(Segment) <= Shared::kSegmentBytes);
 
-/* Blocks [begin, end) of row tile `tile`. */
-__device__ __forceinline__ Segment make_segment(const Request& r, int num_heads, int tile, int64_t begin, int64_t end) {
-  const int64_t prefix = prefix_blocks(r);
-  Segment s;
-  s.request = r;
-  s.first_row = tile * kRows;
-  s.rows = min(static_cast<int>(r.rows) * num_heads - s.first_row, kRows);
-  s.prefix_key = min(begin, prefix) * kKeys;
-  s.prefix_steps = static_cast<int>(min(end, prefix) - min(begin, prefix));
-  s.draft_key = static_cast<int>(max(begin - prefix, int64_t{0})) * kKeys;
-  s.steps = s.prefix_steps + 2 * static_cast<int>(max(end - prefix, int64_t{0}) - max(begin - prefix, int64_t{0}));
-  s.opens = begin == 0;
-  s.closes = end == blocks_of(r);
-  s.parts = 0;
-  return s;
+__device__ __forceinline__ Segment& segment_of(unsigned char* shared) {
+  return *reinterpret_cast<Segment*>(shared + Shared::kSegment);
 }
 
-/* The next segment of the plan, for one thread; one of no steps where the share is done. */
-__device__ __forceinline__ void next_segment(const kdtree_verify_args& args, Plan& plan, Segment& segment) {
-  while (plan.unit < plan.end) {
-    const Request r = load_request(args, plan.request);
-    const int64_t blocks = blocks_of(r), units = units_of(r, args.num_heads);
-    const int64_t offset = plan.unit - plan.request_begin;
-    if (offset >= units) {
-      plan.request_begin += units;
-      ++plan.request;
-      continue;
-    }
-    const int tile = static_cast<int>(offset / blocks);
-    const int64_t begin = offset - tile * blocks;
-    const int64_t end = min(blocks, begin + (plan.end - plan.unit));
-    segment = make_segment(r, args.num_heads, tile, begin, end);
-    if (segment.opens && !segment.closes)
-      segment.parts = static_cast<int>((plan.unit + blocks - 1) / plan.share) - static_cast<int>(blockIdx.x) + 1;
-    plan.unit += end - begin;
-    return;
+/* Describes the next segment of the plan, for one thread, and reports a tile that opens in it and does not close. */
+__device__ __forceinline__ void describe(const kdtree_verify_args& args, Plan& plan, Segment& segment,
+                                         CtaReport& report) {
+  segment.last = plan.left == 0;
+  segment.first_step = plan.steps;
+  if (segment.last) return;
+  const Request& request = plan.current;
+  if (plan.tile == tiles_of(request, args.num_heads)) {
+    do plan.current = load_request(args, ++plan.request);
+    while (request.rows == 0);
+    plan.tile = 0;
   }
-  segment.steps = 0;
+  const int prefix = prefix_blocks(request), blocks = blocks_of(request);
+  const int begin = plan.block, end = min(blocks - begin, plan.left) + begin;
+  segment.request = request;
+  segment.first_row = plan.tile * kRows;
+  segment.rows = min(static_cast<int>(request.rows) * args.num_heads - segment.first_row, kRows);
+  segment.prefix_steps = min(end, prefix) - min(begin, prefix);
+  segment.entry = request.prefix + int64_t{begin} * kKeys;
+  segment.prefix_keys = static_cast<int>(
+      min(request.prefix_len - int64_t{begin} * kKeys, int64_t{segment.prefix_steps} * kKeys));
+  segment.draft_key = max(begin - prefix, 0) * kKeys;
+  segment.draft_steps = 2 * (max(end - prefix, 0) - max(begin - prefix, 0));
+  segment.opens = begin == 0;
+  segment.closes = end == blocks;
+  plan.steps += segment.steps();
+  plan.left -= end - begin;
+  plan.block = segment.closes ? 0 : end;
+  plan.tile += segment.closes;
+  if (!segment.opens || segment.closes) return;
+  report.token = request.row;
+  report.first_row = segment.first_row;
+  report.rows = segment.rows;
+  report.parts = 1 + ceil_div(blocks - end, plan.share);
 }
 
 }  // namespace kdtree

@@ -1,4 +1,4 @@
-/* O += P V of one stage. Warp w holds columns 64w .. 64w+63 of O for all 64 rows, in float32 registers. */
+/* O += P V of one stage. Warp w of a group holds columns 128w .. 128w+127 of O for its group's 32 rows, in float32. */
 #pragma once
 
 #include "scores.cuh"
@@ -7,44 +7,71 @@ namespace kdtree {
 
 class Output {
  public:
-  /* o_[m][n][..]: rows 16m + g and 16m + g + 8, columns 64 warp + 8n + 2i and the next (g = lane / 4, i = lane % 4). */
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < 2; ++m)
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < kColumnTiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[m][n][e] = 0.f;
   }
 
-  __device__ __forceinline__ void rescale(const unsigned char* shared) {
-    const float* const alpha = reinterpret_cast<const float*>(shared + Shared::kAlpha) + this_thread().lane / 4;
+  /* By the factors that the softmax left, if one of them is not 1. */
+  __device__ __forceinline__ void rescale(const unsigned char* shared, const Seat& me) {
+    const float* const factors =
+        reinterpret_cast<const float*>(shared + Shared::kRowFactor) + me.group() * kGroupRows + me.lane() / 4;
+    float factor[4];
 #pragma unroll
-    for (int octet = 0; octet < 8; ++octet) {
-      const float factor = alpha[octet * 8];
+    for (int octet = 0; octet < 4; ++octet) factor[octet] = factors[octet * 8];
+    if (factor[0] == 1.f && factor[1] == 1.f && factor[2] == 1.f && factor[3] == 1.f) return;
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        o_[octet / 2][n][octet % 2 * 2] *= factor;
-        o_[octet / 2][n][octet % 2 * 2 + 1] *= factor;
+    for (int octet = 0; octet < 4; ++octet) {
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n) {
+        o_[octet / 2][n][octet % 2 * 2] *= factor[octet];
+        o_[octet / 2][n][octet % 2 * 2 + 1] *= factor[octet];
       }
     }
   }
 
-  __device__ __forceinline__ void add(const unsigned char* stage, const unsigned char* shared) {
-    const auto [lane, warp] = this_thread();
-    const uint32_t probs = shared_address(shared) + Shared::kInboxes + prob_offset(lane % 16) + lane / 16 * 16;
-    const uint32_t values = shared_address(stage) + lane % 16 * kKeyPitch + (warp * kWarpCols + lane / 16 * 8) * 2;
+  /* V of a stage as mma's B operand, fetched kAhead fragments of 16 keys x 16 columns before their turn: the first ones
+   * may be fetched before P is there. */
+  class Values {
+   public:
+    __device__ __forceinline__ void begin(uint32_t stage, const Seat& me) {
+      from_ = stage + me.lane() % 16 * kKeyPitch + (me.warp() * kWarpCols + me.lane() / 16 * 8) * 2;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) fetch(i);
+    }
+    /* Fragment i, for i one after the other. */
+    __device__ __forceinline__ const uint32_t (&next(int i))[4] {
+      if (i + kAhead < kFragments) fetch(i + kAhead);
+      return v_[i % (kAhead + 1)];
+    }
+
+   private:
+    static constexpr int kAhead = 2, kFragments = 2 * kWarpCols / 16;
+    __device__ __forceinline__ void fetch(int i) {
+      load_matrices_transposed(v_[i % (kAhead + 1)],
+                               from_ + i / (kFragments / 2) * 16 * kKeyPitch + i % (kFragments / 2) * 32);
+    }
+    uint32_t from_;
+    uint32_t v_[kAhead + 1][4];
+  };
+
+  __device__ __forceinline__ void add(Values& values, const Seat& me, uint32_t shared) {
+    const uint32_t lane = me.lane();
+    const uint32_t probs = shared + me.outbox(0) + prob_offset(lane % 16) + lane / 16 * 16;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {  // 16 keys at a time
-      uint32_t p[4][4];
+      uint32_t p[2][4];
 #pragma unroll
-      for (int m = 0; m < 4; ++m) load_matrices(p[m], probs + prob_offset(16 * m) + k * 32);
+      for (int m = 0; m < 2; ++m) load_matrices(p[m], probs + (prob_offset(16 * m) - prob_offset(0)) + k * 32);
 #pragma unroll
-      for (int n = 0; n < 8; n += 2) {
-        uint32_t v[4];
-        load_matrices_transposed(v, values + k * 16 * kKeyPitch + n * 16);
+      for (int n = 0; n < kColumnTiles; n += 2) {
+        const auto& v = values.next(k * (kColumnTiles / 2) + n / 2);
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
+        for (int m = 0; m < 2; ++m) {
           mma(o_[m][n], p[m], v[0], v[1]);
           mma(o_[m][n + 1], p[m], v[2], v[3]);
         }
@@ -52,64 +79,45 @@ class Output {
     }
   }
 
-  /* A draft token's NaN or Inf belongs to the rows that see the token, while the product would spread it to all of the
-   * tile by 0 * NaN. Where this warp's columns hold one, it is added here to the rows that see it, and made zero. */
-  __device__ __forceinline__ void take_nonfinite(unsigned char* stage, const unsigned char* shared) {
-    const auto [lane, warp] = this_thread();
-    unsigned char* const strip = stage + warp * kWarpCols * 2;
-    bool found = false;
-#pragma unroll 1
-    for (int key = 0; key < kKeys; ++key)
-      found |= nonfinite(*reinterpret_cast<const uint32_t*>(strip + key * kKeyPitch + lane * 4));
-    if (!__any_sync(~0u, found)) return;
-
+  /* The same where a draft token's value is NaN or Inf: it belongs to the rows that see the token, while the matrix
+   * product would spread it to all of the tile by 0 * NaN. */
+  __device__ __forceinline__ void add_seen_only(const unsigned char* stage, const unsigned char* shared,
+                                                const Seat& me) {
+    const uint32_t lane = me.lane();
+    const unsigned char* const probs = shared + me.outbox(0);
 #pragma unroll 1
     for (int key = 0; key < kKeys; ++key) {
-      const unsigned char* const prob = shared + Shared::kInboxes + key * 2;
+      const unsigned char* const value = stage + key * kKeyPitch + (me.warp() * kWarpCols + lane % 4 * 2) * 2;
+      float p[4];
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const uint32_t pair = *reinterpret_cast<const uint32_t*>(strip + key * kKeyPitch + n * 16 + lane % 4 * 4);
-        if (!nonfinite(pair)) continue;
+      for (int octet = 0; octet < 4; ++octet)
+        p[octet] = bf16(*reinterpret_cast<const uint16_t*>(probs + prob_offset(octet * 8 + lane / 4) + key * 2));
 #pragma unroll
-        for (int octet = 0; octet < 8; ++octet) {
-          const float p = bf16(*reinterpret_cast<const uint16_t*>(prob + prob_offset(octet * 8 + lane / 4)));
-          if (p == 0.f) continue;
-          if (nonfinite_low(pair)) o_[octet / 2][n][octet % 2 * 2] += p * bf16(pair & 0xffff);
-          if (nonfinite_high(pair)) o_[octet / 2][n][octet % 2 * 2 + 1] += p * bf16(pair >> 16);
+      for (int n = 0; n < kColumnTiles; ++n) {
+        const uint32_t pair = *reinterpret_cast<const uint32_t*>(value + n * 16);
+#pragma unroll
+        for (int octet = 0; octet < 4; ++octet) {
+          if (p[octet] == 0.f) continue;
+          o_[octet / 2][n][octet % 2 * 2] += p[octet] * bf16(pair & 0xffff);
+          o_[octet / 2][n][octet % 2 * 2 + 1] += p[octet] * bf16(pair >> 16);
         }
       }
-      __syncwarp();
-      uint32_t& mine = *reinterpret_cast<uint32_t*>(strip + key * kKeyPitch + lane * 4);
-      mine &= (nonfinite_low(mine) ? 0u : 0xffffu) | (nonfinite_high(mine) ? 0u : 0xffff0000u);
     }
-    __syncwarp();
   }
 
-  /* Calls store(row, column, low, high) for every pair of this thread's elements. */
-  template <typename Store>
-  __device__ __forceinline__ void for_each_row(Store store) const {
-    const auto [lane, warp] = this_thread();
-#pragma unroll
-    for (int octet = 0; octet < 8; ++octet) {
-      float pairs[8][2];
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        pairs[n][0] = o_[octet / 2][n][octet % 2 * 2];
-        pairs[n][1] = o_[octet / 2][n][octet % 2 * 2 + 1];
-      }
-      store(octet * 8 + lane / 4, warp * kWarpCols + lane % 4 * 2, pairs);
-    }
-  }
+  static constexpr int kColumnTiles = kWarpCols / 8;
+  static constexpr int kRowParts = 4;  // rows that a thread has a part of, lane / 4 of each of its group's octets
+
+  /* Element e (0 or 1) of column tile n of this thread's part of octet `octet`: column 8n + 2 (lane % 4) + e. */
+  __device__ __forceinline__ float at(int octet, int n, int e) const { return o_[octet / 2][n][octet % 2 * 2 + e]; }
 
  private:
-  __device__ __forceinline__ static bool nonfinite_low(uint32_t pair) { return (pair & 0x7f80u) == 0x7f80u; }
-  __device__ __forceinline__ static bool nonfinite_high(uint32_t pair) { return (pair & 0x7f800000u) == 0x7f800000u; }
-  __device__ __forceinline__ static bool nonfinite(uint32_t pair) {
-    return nonfinite_low(pair) || nonfinite_high(pair);
-  }
+
   __device__ __forceinline__ static float bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-  float o_[4][8][4];
+  /* o_[m][n][..]: rows 16m + g and 16m + g + 8 of the group's, columns 8n + 2i and the next of the warp's
+   * (g = lane / 4, i = lane % 4). */
+  float o_[2][kColumnTiles][4];
 };
 
 }  // namespace kdtree

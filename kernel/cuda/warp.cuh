@@ -13,6 +13,13 @@ __device__ __forceinline__ T warp_prefix_sum(T value) {
   return value;
 }
 
+/* The sum over all lanes of numbers from 0 to 2^53. */
+__device__ __forceinline__ int64_t warp_sum(int64_t value) {
+  const unsigned low = __reduce_add_sync(~0u, static_cast<unsigned>(value & 0x3ffffff));
+  const unsigned high = __reduce_add_sync(~0u, static_cast<unsigned>(value >> 26));
+  return (int64_t{high} << 26) + low;
+}
+
 /* combine over all lanes, for every lane; in one order, whatever the values. */
 template <typename T, typename Combine>
 __device__ __forceinline__ T warp_all(T value, Combine combine) {

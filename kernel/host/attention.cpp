@@ -53,7 +53,7 @@ class Block {
         load_key(n, args_.k, args_.kv_dtype, token * args_.k_stride_token, 1.0);
         load_value(n, args_.v, args_.kv_dtype, token * args_.v_stride_token, 1.0);
       }
-      add_tile(keys, [&](int64_t t, int n) { return sees_draft(args_, request_, t, first + n); });
+      add_tile(keys, [&](int64_t t, int n) { return DraftMask(args_, request_, t).sees(static_cast<int>(first + n)); });
     }
   }
 

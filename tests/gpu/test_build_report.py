@@ -43,18 +43,20 @@ def test_the_product_s_kernels_are_in_it(report: dict[str, Any]) -> None:
 
 def test_every_kernel_fits_sm_120(report: dict[str, Any]) -> None:
     for kernel in report["kernels"]:
-        assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0, kernel
-        assert kernel["instructions"]["LDL"] == kernel["instructions"]["STL"] == 0, kernel
+        if kernel["arch"] == PRODUCT:
+            assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0, kernel
+            assert kernel["instructions"]["LDL"] == kernel["instructions"]["STL"] == 0, kernel
         assert kernel["registers"] * kernel["threads"] <= 65536, kernel
         assert 0 <= kernel["shared_bytes"] <= 101_376 == report["shared_limit_bytes"], kernel
 
 
 def test_attention_uses_the_matrix_units(report: dict[str, Any]) -> None:
-    """And ldmatrix and cp.async feed them."""
+    """And ldmatrix and bulk copies feed them; its warps trade registers, which ptxas gives up where anything is called."""
     for kernel in report["kernels"]:
         if kernel["kernel"].startswith(ATTENTION):
             assert kernel["dynamic_shared_bytes"] > 49_152, kernel
-            assert min(kernel["instructions"][name] for name in ("HMMA", "LDSM", "LDGSTS")) > 0, kernel
+            assert min(kernel["instructions"][name] for name in ("HMMA", "LDSM", "UBLKCP")) > 0, kernel
+            assert kernel["instructions"]["USETMAXREG"] == 2, kernel
 
 
 @pytest.mark.parametrize(("arguments", "code"), [([], 64), (["nowhere.so", "out.json"], 70)])

@@ -1,0 +1,67 @@
+/* Filling a stage with rows from global memory: by bulk copies, one lane a row, each warp 8 rows of its own.
+ */
+#pragma once
+
+#include "barriers.cuh"
+#include "ptx.cuh"
+
+namespace kdtree {
+
+constexpr int kFillingWarps = 4;
+constexpr int kRowsPerWarp = kKeys / kFillingWarps;
+static_assert(kGroupWarps == kFillingWarps && kLoaderThreads == 32 * kFillingWarps);
+static_assert(kGroupRows == kKeys, "a group's queries fill a stage too");
+
+/* One of the four warps that fill a stage together. */
+class Filler {
+ public:
+  __device__ __forceinline__ Filler(unsigned char* shared, int warp) : shared_(shared), warp_(warp) {}
+
+  /* The row of a stage that this lane copies, if it is one of the first 8 lanes. */
+  __device__ __forceinline__ int row() const { return warp_ * kRowsPerWarp + lane_id(); }
+  __device__ __forceinline__ static bool copies() { return lane_id() < kRowsPerWarp; }
+  /* The warp's row i of 8. */
+  __device__ __forceinline__ uint32_t address(int count, int i) const {
+    return shared_address(shared_) + Shared::kStages + count % 2 * Shared::kStageBytes +
+           (warp_ * kRowsPerWarp + i) * kKeyPitch;
+  }
+
+  /* Starts to fill this warp's rows of step `count`'s stage: with `bytes` bytes from `from`, or with zeros where it is
+   * NULL, so that no bit pattern of another request or of an unused slot ever enters a product. Returns which of the
+   * rows exist. */
+  __device__ __forceinline__ uint32_t start(int count, const void* from, uint32_t bytes, int offset = 0) const {
+    const uint32_t rows = __ballot_sync(~0u, from != nullptr);
+    if (lane_id() == 0) mbarrier_expect(barrier(count), __popc(rows) * bytes);
+    __syncwarp();
+    if (from != nullptr) copy_bulk(address(count, lane_id()) + offset, from, bytes, barrier(count));
+    if (rows != (1u << kRowsPerWarp) - 1) zero(count, ~rows);
+    return rows;
+  }
+
+  /* Until all four warps' copies, and this warp's zeros, have come. */
+  __device__ __forceinline__ void wait(int count) const {
+    mbarrier_wait(barrier(count), count / 2 % 2);
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t barrier(int count) const {
+    return shared_address(shared_) + Shared::kStageBarriers + count % 2 * 8;
+  }
+
+  __device__ __forceinline__ void zero(int count, uint32_t rows) const {
+#pragma unroll 1
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      if (rows >> i & 1) {
+#pragma unroll 1
+        for (int at = lane_id() * 16; at < KDTREE_QK_DIM * 2; at += 512)
+          store_shared(address(count, i) + at, 0, 0, 0, 0);
+      }
+    }
+  }
+
+  unsigned char* const shared_;
+  const int warp_;
+};
+
+}  // namespace kdtree
