@@ -9,6 +9,7 @@ namespace kdtree {
 
 constexpr int kFillingWarps = 4;
 constexpr int kRowsPerWarp = kKeys / kFillingWarps;
+constexpr uint32_t kAllRows = (1u << kRowsPerWarp) - 1;
 static_assert(kGroupWarps == kFillingWarps && kLoaderThreads == 32 * kFillingWarps);
 static_assert(kGroupRows == kKeys, "a group's queries fill a stage too");
 
@@ -28,13 +29,13 @@ class Filler {
 
   /* Starts to fill this warp's rows of step `count`'s stage: with `bytes` bytes from `from`, or with zeros where it is
    * NULL, so that no bit pattern of another request or of an unused slot ever enters a product. Returns which of the
-   * rows exist. */
+   * rows exist; unless it is kAllRows, fence_stores_before_bulk_copies must follow before the stage is filled again. */
   __device__ __forceinline__ uint32_t start(int count, const void* from, uint32_t bytes, int offset = 0) const {
     const uint32_t rows = __ballot_sync(~0u, from != nullptr);
     if (lane_id() == 0) mbarrier_expect(barrier(count), __popc(rows) * bytes);
     __syncwarp();
     if (from != nullptr) copy_bulk(address(count, lane_id()) + offset, from, bytes, barrier(count));
-    if (rows != (1u << kRowsPerWarp) - 1) zero(count, ~rows);
+    if (rows != kAllRows) zero(count, ~rows);
     return rows;
   }
 

@@ -44,7 +44,9 @@ class Loader {
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
       wait_empty(count);
-      tell_bits(count, filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0));
+      const uint32_t rows =
+          filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0);
+      tell_bits(count, rows);
       filler_.wait(count);
       if constexpr (fp8_pool) {
         if (args_.pool_dtype == KDTREE_F8_E4M3)
@@ -53,7 +55,7 @@ class Loader {
           widen<false>(count);
       }
       tell_full(count);
-      if constexpr (fp8_pool) fence_stores_before_bulk_copies();
+      if (fp8_pool || rows != kAllRows) fence_stores_before_bulk_copies();
     }
     const int end = count + segment.draft_steps;
 #pragma unroll 1
