@@ -41,8 +41,8 @@ struct Entry {
 };
 
 /* Launches a kernel; more dynamic shared memory than a block gets unasked is asked for each time, which costs nothing
- * beside a launch, is no stream operation, and leaves no state of ours to keep per device. kOverlapped: the kernel's CTAs
- * may come before the kernel in front of it in the stream has ended, and wait for it themselves (ptx.cuh). */
+ * beside a launch, is no stream operation, and leaves no state of ours to keep per device. kOverlapped: the kernel's
+ * CTAs may come before the kernel in front of it in the stream has ended, and wait for it themselves (ptx.cuh). */
 enum class Launch { kAfter, kOverlapped };
 int launch(const Entry& entry, int ctas, void* stream, void** arguments, Launch when = Launch::kAfter);
 

@@ -51,7 +51,7 @@ def test_every_kernel_fits_sm_120(report: dict[str, Any]) -> None:
 
 
 def test_attention_uses_the_matrix_units(report: dict[str, Any]) -> None:
-    """And ldmatrix and bulk copies feed them; its warps trade registers, which ptxas gives up where anything is called."""
+    """And ldmatrix and bulk copies feed them; its warps trade registers, which ptxas gives up where there is a call."""
     for kernel in report["kernels"]:
         if kernel["kernel"].startswith(ATTENTION):
             assert kernel["dynamic_shared_bytes"] > 49_152, kernel
