@@ -34,19 +34,16 @@ build_cuda() {
     gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"
     names="${names:+$names,}sm_$arch"
   done
-  # ptxas tells registers and spills, for kernel/report.py.
+  # ptxas tells registers and spills, for kernel/report.py; a spill is an error, as every warning is.
   log="$out/libkdtree_verify_cuda.ptxas"
   # shellcheck disable=SC2086  # gencode is a list of words
   "$nvcc" -std=c++17 -O3 $gencode -cudart static -nodlink -shared -Iinclude -I. \
-    -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Xptxas -v -Werror all-warnings \
+    -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Xptxas -v,-warn-spills -Werror all-warnings \
     -DKDTREE_SOURCE_HASH="\"$(source_hash cuda)\"" \
     -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')\"" \
     -DKDTREE_ARCHS="\"$names\"" \
     -Xlinker -s,--build-id=none,-z,defs,--version-script=common/exports.map \
     common/*.cpp cuda/*.cu -o "$out/libkdtree_verify_cuda.so" 2>"$log" || { cat "$log" >&2; exit 1; }
-  # A spill is an error in what the product runs; an architecture for development may have one.
-  spills=$(awk '/Compiling entry/ { product = /sm_120/; name = $5 } product && /[1-9][0-9]* bytes spill/ { print name, $0 }' "$log")
-  [ -z "$spills" ] || fail "registers are spilled" "$spills" "give the kernel fewer live values" 70
 }
 
 # Everything that can be refused is, before anything is written.

@@ -1,23 +1,23 @@
-/* The CTA's named barriers: who waits for whom. 0 is __syncthreads.
+/* The CTA's barriers: who waits for whom.
  *
- * A thread that only tells others arrives and goes on; bar.arrive and bar.sync both order its memory accesses before
- * those of the threads that it lets through.
+ * Named ones, and for empty stages an mbarrier each. A thread that only tells others arrives and goes on; its memory
+ * accesses before that come before those of the threads that it lets through. Named barrier 0 is __syncthreads.
  */
 #pragma once
 
+#include "ptx.cuh"
 #include "tile.cuh"
 
 namespace kdtree {
 
 enum BarrierId {
   kFullBarrier = 1,     // [group][stage]: the loaders have filled the stage
-  kEmptyBarrier = 5,    // [stage]: both groups have done with it
-  kGroupBarrier = 7,    // [group]: its warps among themselves
-  kTurnBarrier = 9,     // [group]: it is the group's turn to multiply keys
-  kGroupsBarrier = 11,  // both groups
-  kLoaderBarrier = 12,  // the loaders among themselves
-  kReadyBarrier = 13,   // [group]: the loaders are through with a segment
-  kSegmentBarrier = 15  // group 0 tells the loaders that the next one is described
+  kGroupBarrier = 5,    // [group]: its warps among themselves
+  kTurnBarrier = 7,     // [group]: it is the group's turn to multiply keys
+  kGroupsBarrier = 9,   // both groups
+  kLoaderBarrier = 10,  // the loaders among themselves
+  kReadyBarrier = 11,   // [group]: the loaders are through with a segment
+  kSegmentBarrier = 13  // group 0 tells the loaders that the next one is described
 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -28,9 +28,14 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+__device__ __forceinline__ uint32_t empty_barrier(const unsigned char* shared, int count) {
+  return shared_address(shared + Shared::kEmptyBarriers) + count % 2 * 8;
+}
+constexpr int kEmptyArrivals = kComputeThreads / 32;
+
 /* Loaders: the stage that step `count` of the CTA goes into, the second before it having been read. */
-__device__ __forceinline__ void wait_empty(int count) {
-  if (count >= 2) barrier_sync(kEmptyBarrier + count % 2, kLoaderThreads + kComputeThreads);
+__device__ __forceinline__ void wait_empty(const unsigned char* shared, int count) {
+  if (count >= 2) mbarrier_wait(empty_barrier(shared, count), count / 2 % 2 ^ 1);
 }
 
 /* Loaders: it is filled. */
@@ -46,8 +51,9 @@ __device__ __forceinline__ void wait_full(int group, int count) {
 }
 
 /* A group: it has read the stage. */
-__device__ __forceinline__ void tell_empty(int count) {
-  barrier_arrive(kEmptyBarrier + count % 2, kLoaderThreads + kComputeThreads);
+__device__ __forceinline__ void tell_empty(const unsigned char* shared, int count) {
+  __syncwarp();
+  if (lane_id() == 0) mbarrier_arrive(empty_barrier(shared, count));
 }
 
 /* Groups: until all have done with a segment, so that the next one may be described. */

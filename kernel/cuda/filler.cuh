@@ -47,7 +47,7 @@ class Filler {
 
  private:
   __device__ __forceinline__ uint32_t barrier(int count) const {
-    return shared_address(shared_) + Shared::kStageBarriers + count % 2 * 8;
+    return shared_address(shared_) + Shared::kCopyBarriers + count % 2 * 8;
   }
 
   __device__ __forceinline__ void zero(int count, uint32_t rows) const {

@@ -24,16 +24,14 @@ class Loader {
       wait_segment();
       const Segment& segment = segment_of(shared_);
       if (segment.last) return;
-      const int count = load(segment, segment.first_step + kQuerySteps);
-      wait_empty(count);  // both stages: the groups fill them with their next queries
-      wait_empty(count + 1);
+      load(segment, segment.first_step + kQuerySteps);
       tell_ready();
     }
   }
 
  private:
-  /* All steps of a segment from `count` on, which are those of keys and draft values. Returns the step after them. */
-  __device__ __forceinline__ int load(const Segment& segment, int count) const {
+  /* All steps of a segment from `count` on, which are those of keys and draft values. */
+  __device__ __forceinline__ void load(const Segment& segment, int count) const {
     int left = segment.prefix_keys;
     int64_t slot = fetch_slot(segment, left);
 #pragma unroll 1
@@ -43,7 +41,7 @@ class Loader {
       const void* const from = exists ? static_cast<const char*>(args_.pool) + slot * pool_stride() : nullptr;
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
-      wait_empty(count);
+      wait_empty(shared_, count);
       const uint32_t rows =
           filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0);
       tell_bits(count, rows);
@@ -62,7 +60,7 @@ class Loader {
     for (int first = segment.draft_key; count < end; ++count) {
       fence_stores_before_bulk_copies();
       const bool keys = (end - count) % 2 == 0;
-      wait_empty(count);
+      wait_empty(shared_, count);
       tell_bits(count, filler_.start(count, draft_row(segment, keys, first + filler_.row()),
                                      (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2));
       if (keys) mark_visible(segment, first);
@@ -74,7 +72,6 @@ class Loader {
       tell_full(count);
     }
     fence_stores_before_bulk_copies();
-    return count;
   }
 
   /* Whether this lane has a key of a step of the prefix, with `left` keys of the segment still to load; its slot. */

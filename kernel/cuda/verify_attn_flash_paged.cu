@@ -69,7 +69,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.add(values, me_, shared_address(shared_));
-      tell_empty(count);
+      tell_empty(shared_, count);
     }
     const int end = count + uniform(segment().draft_steps);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
@@ -78,7 +78,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
       carry = 1.f;
-      tell_empty(count);
+      tell_empty(shared_, count);
       wait_full(me_.group(), count + 1);
       if (stage_bits(count + 1) == 0) {
         values.begin(stage_address(count + 1), me_);
@@ -86,7 +86,7 @@ class Group {
       } else {
         output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
       }
-      tell_empty(count + 1);
+      tell_empty(shared_, count + 1);
     }
     if (me_.group() * kGroupRows < segment().rows) store(segment(), output, softmax, carry);
   }
@@ -105,13 +105,13 @@ class Group {
       from = static_cast<const uint16_t*>(args_.q) + (segment.request.row + token) * args_.q_stride_token +
              head * args_.q_stride_head;
     }
-    tell_empty(stage ^ 1);
+    tell_empty(shared_, stage ^ 1);
     filler.start(stage, from, KDTREE_QK_DIM * 2);
     fence_stores_before_bulk_copies();
     filler.wait(stage);
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);  // zeros have come as well
     query.load(stage_address(stage), me_);
-    tell_empty(stage);
+    tell_empty(shared_, stage);
   }
 
   /* A step of keys: scores, P, and O in step with the maximum that P is relative to. The stage's values are on their
@@ -239,8 +239,10 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   if (threadIdx.x == 0) plan.refused = plan.query_rows = 0;
   if (threadIdx.x == kThreads - 1) {
 #pragma unroll
-    for (int stage = 0; stage < 2; ++stage)
-      mbarrier_init(shared_address(shared + Shared::kStageBarriers) + stage * 8, kLoaderThreads / 32);
+    for (int stage = 0; stage < 2; ++stage) {
+      mbarrier_init(shared_address(shared + Shared::kCopyBarriers) + stage * 8, kFillingWarps);
+      mbarrier_init(shared_address(shared + Shared::kEmptyBarriers) + stage * 8, kEmptyArrivals);
+    }
   }
   wait_for_dependency();  // what comes first above touches nothing that others may still read or write
   if (threadIdx.x == 0) report_of(workspace).rows = report_of(workspace).parts = 0;
