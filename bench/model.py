@@ -1,9 +1,11 @@
 """An estimate of the kernel's time on a card that it has not run on, from what a step of it takes.
 
-Every number that this makes is an estimate. A call's steps are spread over the multiprocessors; a step takes as long
-as its matrix instructions or its shared-memory traffic, whichever is longer; the whole takes no less than the pool's
-bytes at the card's copy rate. What overlaps badly, and what merges the parts, is one efficiency, fitted to a measured
-run, as is the fixed cost of a call.
+Every number that this makes is an estimate. A call's steps are spread over the multiprocessors as the kernel shares
+them out; a step takes as long as its matrix instructions or its shared-memory traffic, whichever is longer; the whole
+takes no less than the pool's bytes at the card's copy rate. What overlaps badly is one efficiency, fitted to a measured
+run, as is the fixed cost of a call: two launches, the plan, a tile's queries (73,728 bytes through shared memory), its
+part (67,072 bytes to the L2) and the merge. A multiprocessor that walks more than one tile pays for the latter again,
+which is not counted.
 """
 
 from __future__ import annotations
@@ -16,24 +18,30 @@ from typing import Any
 
 from .cells import Cell
 
-# ---- What a step of the kernel takes (kernel/cuda/; docs/benchmark.md says how they were counted) ------------------
+# ---- What a step of the kernel takes (kernel/cuda/; docs/kernel.md has the same table) -----------------------------
 
 STEP_ROWS, STEP_KEYS = 64, 32
 WARPS = 8
-"""Warps that multiply."""
+"""Warps that multiply: two groups of four."""
 MMAS_A_WARP = 136
 """mma.sync.m16n8k16 of a warp and step: 72 of S, 64 of O."""
 MMA_FLOPS = 2 * 16 * 8 * 16
 STEP_FLOPS = WARPS * MMAS_A_WARP * MMA_FLOPS
 SMEM_BYTES = {
-    "K fragments": 73_700,
-    "V fragments": 65_500,
-    "exchange of S": 49_000,
-    "P": 20_000,
-    "filling the stage": 36_900,
+    "K fragments": 73_728,
+    "V fragments": 65_536,
+    "partial S written": 24_576,
+    "partial S read": 24_576,
+    "P written": 4_096,
+    "P read": 16_384,
+    "filling the stage": 36_864,
 }
+WIDENING_BYTES = 36_864
+"""More of them with an fp8 pool: rows come as 18,432 bytes, are read again and written as 36,864."""
 SMEM_BYTES_A_CLOCK = 128
 """Of a multiprocessor, on sm_90 and on sm_120."""
+ALIGNMENT_COST = 2
+"""kAlignmentCost of kernel/cuda/plan.cuh."""
 
 # ---- Cards ---------------------------------------------------------------------------------------------------------
 
@@ -83,16 +91,35 @@ class Fit:
 
 def steps(cell: Cell) -> int:
     """Steps of all multiprocessors together: row tiles times key blocks, the draft tokens' block among them."""
-    tiles = math.ceil(cell.rows / STEP_ROWS)
-    return sum(tiles * (math.ceil(n / STEP_KEYS) + math.ceil(cell.drafts / STEP_KEYS)) for n in cell.lengths)
+    return _tiles(cell) * sum(_blocks(cell))
+
+
+def share(cell: Cell, multiprocessors: int) -> int:
+    """Steps of the busiest multiprocessor: an even share, or up to ALIGNMENT_COST more where every tile then begins one
+    (kernel/cuda/plan.cuh)."""
+    even = max(math.ceil(steps(cell) / multiprocessors), 1)
+    for aligned in range(even, even + ALIGNMENT_COST + 1):
+        if sum(_tiles(cell) * math.ceil(blocks / aligned) for blocks in _blocks(cell)) <= multiprocessors:
+            return aligned
+    return even
+
+
+def _tiles(cell: Cell) -> int:
+    return math.ceil(cell.rows / STEP_ROWS)
+
+
+def _blocks(cell: Cell) -> list[int]:
+    """Of each request: its prefix's, then its draft tokens'."""
+    return [math.ceil(n / STEP_KEYS) + math.ceil(cell.drafts / STEP_KEYS) for n in cell.lengths]
 
 
 def terms_us(cell: Cell, card: Card) -> dict[str, float]:
     """Microseconds that each resource is busy, were it alone."""
-    per_multiprocessor = math.ceil(steps(cell) / card.multiprocessors)
+    per_multiprocessor = share(cell, card.multiprocessors)
+    smem = sum(SMEM_BYTES.values()) + (WIDENING_BYTES if cell.pool != "bf16" else 0)
     return {
         "mma": per_multiprocessor * STEP_FLOPS * card.multiprocessors / card.mma,
-        "shared memory": per_multiprocessor * sum(SMEM_BYTES.values()) / (SMEM_BYTES_A_CLOCK * card.mhz),
+        "shared memory": per_multiprocessor * smem / (SMEM_BYTES_A_CLOCK * card.mhz),
         "memory": cell.pool_bytes / card.copy,
     }
 

@@ -54,7 +54,7 @@ class Kernel:
                 "rebuild the image with this GPU's architecture, or set KDTREE_VERIFY=off",
             )
         self.limits = Limits.of(library.description, device)
-        # Its size is a matter of the device and not of the server (about 50 MB on 188 multiprocessors), so it is made
+        # Its size is a matter of the device and not of the server (25 MB on 188 multiprocessors), so it is made
         # for all that the library takes: a captured graph holds its address, and it must never move.
         size = library.workspace_size(
             device=self._ordinal,
