@@ -55,7 +55,7 @@ class Filler {
     for (int i = 0; i < kRowsPerWarp; ++i) {
       if (rows >> i & 1) {
 #pragma unroll 1
-        for (int at = lane_id() * 16; at < KDTREE_QK_DIM * 2; at += 512)
+        for (int at = lane_id() * 16; at < kKeyPitch; at += 512)
           store_shared(address(count, i) + at, 0, 0, 0, 0);
       }
     }

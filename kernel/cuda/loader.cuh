@@ -25,6 +25,10 @@ class Loader {
       const Segment& segment = segment_of(shared_);
       if (segment.last) return;
       load(segment, segment.first_step + kQuerySteps);
+      // Every phase of an mbarrier is waited for before the next one's first arrival, here the next queries'.
+      const int next = segment.first_step + segment.steps();
+      wait_empty(shared_, next);
+      wait_empty(shared_, next + 1);
       tell_ready();
     }
   }

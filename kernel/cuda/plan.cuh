@@ -17,7 +17,8 @@
 
 namespace kdtree {
 
-/* Blocks of a request fit: 2^31 blocks of indices exceed any GPU's memory. */
+/* Blocks of a request fit: 2^31 blocks of indices exceed any GPU's memory. So do the keys and the units of a CTA's
+ * share: they would take hours. */
 __device__ __forceinline__ int prefix_blocks(const Request& r) {
   return static_cast<int>((r.prefix_len + kKeys - 1) / kKeys);
 }
@@ -36,7 +37,7 @@ constexpr int kAlignmentCost = 2;
 struct Plan {
   Request current;                // the request of the next unit
   int32_t request, tile, block;   // the next unit
-  int32_t share;                  // units of every CTA; fits, since a unit takes a microsecond
+  int32_t share;                  // units of every CTA
   int32_t left;                   // units of this CTA that are still to do
   int32_t steps;                  // of the segments described so far
   unsigned long long refused;     // what this CTA found out of range; CTA 0: windows and masks too

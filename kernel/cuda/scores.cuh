@@ -181,6 +181,11 @@ struct Softmax {
     const float shift = shift_of(max);
 #pragma unroll
     for (int i = 0; i < 8; ++i) s[i] = exp2_fast(s[i] - shift);
+    if (visible != 0xff) {  // of an unseen key -0, see Output::add_seen_only
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (!(visible >> i & 1)) s[i] = -0.f;
+    }
     __syncwarp();  // every lane has read what is overwritten here
     const uint32_t again = me.lane();
     unsigned char* const prob = shared + me.outbox(0) + prob_offset(me.warp() * kOwnedRows) +

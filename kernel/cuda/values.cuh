@@ -97,7 +97,7 @@ class Output {
         const uint32_t pair = *reinterpret_cast<const uint32_t*>(value + n * 16);
 #pragma unroll
         for (int octet = 0; octet < 4; ++octet) {
-          if (p[octet] == 0.f) continue;
+          if (__float_as_uint(p[octet]) == 0x80000000u) continue;  // -0: not seen; +0 may be, and 0 * NaN is NaN
           o_[octet / 2][n][octet % 2 * 2] += p[octet] * bf16(pair & 0xffff);
           o_[octet / 2][n][octet % 2 * 2 + 1] += p[octet] * bf16(pair >> 16);
         }

@@ -249,6 +249,7 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   __syncthreads();
   RequestSize* const sizes = reinterpret_cast<RequestSize*>(shared + Shared::kStages);
   const Request own = measure(args, plan, sizes);
+  fence_stores_before_bulk_copies();
   __syncthreads();
   if (threadIdx.x / 32 == kPlanningWarp) {
     share_out(args, plan, sizes, own);
