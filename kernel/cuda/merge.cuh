@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/record.h"
-#include "scores.cuh"
+#include "result.cuh"
 #include "warp.cuh"
 #include "workspace.cuh"
 
@@ -20,15 +20,6 @@ constexpr int kMergeElements = 8;  // of a thread, 16 bytes
 constexpr int kRowThreads = KDTREE_V_DIM / kMergeElements;
 constexpr int kMergeGroups = kMergeThreads / kRowThreads;
 static_assert(kMaxCtas <= kMergeThreads, "one thread scans one report");
-
-/* 1/x; 0 for the denominator of a row that saw no key (kNothingSeen). */
-__device__ __forceinline__ float reciprocal(float x) { return x == 0.f && signbit(x) ? 0.f : reciprocal_fast(x); }
-
-/* Where row `row` of a request's (token, head) rows lies in `out`. */
-__device__ __forceinline__ uint16_t* result_row(const kdtree_verify_args& args, int64_t first_token, int row) {
-  const int token = row / args.num_heads, head = row - token * args.num_heads;
-  return static_cast<uint16_t*>(args.out) + (first_token + token) * args.out_stride_token + head * args.out_stride_head;
-}
 
 /* A tile in more parts than this gives a row's parts to all warps of a CTA. */
 constexpr int kFewParts = 8;

@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "ptx.cuh"
 #include "tile.cuh"
 
 namespace kdtree {
@@ -47,6 +48,11 @@ struct Workspace {
   __device__ PartialTile& tail(int cta) const { return tiles[2 * cta + 1]; }
   static uint64_t bytes(int ctas) { return ctas * (2 * sizeof(PartialTile) + sizeof(CtaReport)); }
 };
+
+/* This CTA's report; where it lies is found anew at each call, the step loops have no register for it. */
+__device__ __forceinline__ CtaReport& report_of(const Workspace& workspace) {
+  return workspace.reports[anew(blockIdx.x)];
+}
 
 /* Attention CTAs of a launch: one for each multiprocessor, as many as one block of the merge kernel can scan. */
 constexpr int kMaxCtas = 512;

@@ -1,0 +1,205 @@
+/* A group of compute warps: it walks 32 rows of each segment's tile, and stores what comes of it. */
+#pragma once
+
+#include "filler.cuh"
+#include "result.cuh"
+#include "segment.cuh"
+#include "values.cuh"
+#include "workspace.cuh"
+
+namespace kdtree {
+
+class Group {
+ public:
+  __device__ __forceinline__ Group(const kdtree_verify_args& args, const Workspace& workspace, unsigned char* shared)
+      : args_(args), workspace_(workspace), shared_(shared) {}
+
+  __device__ __forceinline__ void run() const {
+#pragma unroll 1
+    while (true) {
+      begin_segment(me_.group());
+      if (segment().last) break;
+      walk();
+      end_segment(me_.group());
+      if (me_.group() == 0 && me_.warp() == 0 && me_.lane() == 0)
+        describe(args_, plan_of(shared_ + anew(0u)), segment(), report_of(workspace_));
+    }
+    if (me_.group() == 0 && segment().first_step > 0) wait_turn(0, false);  // that nobody's arrival is left over
+  }
+
+ private:
+  __device__ __forceinline__ void walk() const {
+    int count = uniform(segment().first_step);  // of steps so far
+    QueryFragment query;
+    load_queries(segment(), query, count);
+    count += kQuerySteps;
+    Output output;
+    output.clear();
+    Softmax softmax;
+#pragma unroll 1
+    for (; count < segment().prefix_end(); ++count) {
+      Output::Values values;
+      weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
+      output.add(values, me_, shared_address(shared_));
+      tell_empty(shared_, count);
+    }
+    const int end = count + uniform(segment().draft_steps);
+    float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
+#pragma unroll 1
+    for (; count < end; count += 2) {
+      Output::Values values;
+      weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
+      carry = 1.f;
+      tell_empty(shared_, count);
+      wait_full(me_.group(), count + 1);
+      if (stage_bits(count + 1) == 0) {
+        values.begin(stage_address(count + 1), me_);
+        output.add(values, me_, shared_address(shared_));
+      } else {
+        output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
+      }
+      tell_empty(shared_, count + 1);
+    }
+    if (me_.group() * kGroupRows < segment().rows) store(segment(), output, softmax, carry);
+  }
+
+  /* Found anew at each call: the step loops have no register for where it lies. */
+  __device__ __forceinline__ Segment& segment() const { return segment_of(shared_ + anew(0u)); }
+
+  /* By way of the stage of the group's number: both stages are empty. */
+  __device__ __forceinline__ void load_queries(const Segment& segment, QueryFragment& query, int count) const {
+    const Filler filler(shared_, me_.warp());
+    const int stage = count + me_.group(), tile_row = me_.group() * kGroupRows + filler.row();
+    const uint16_t* from = nullptr;
+    if (Filler::copies() && tile_row < segment.rows) {
+      const int token = (segment.first_row + tile_row) / args_.num_heads;
+      const int head = segment.first_row + tile_row - token * args_.num_heads;
+      from = static_cast<const uint16_t*>(args_.q) + (segment.request.row + token) * args_.q_stride_token +
+             head * args_.q_stride_head;
+    }
+    tell_empty(shared_, stage ^ 1);
+    filler.start(stage, from, KDTREE_QK_DIM * 2);
+    fence_stores_before_bulk_copies();
+    filler.wait(stage);
+    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);  // zeros have come as well
+    query.load(stage_address(stage), me_);
+    tell_empty(shared_, stage);
+  }
+
+  /* A step of keys: scores, P, and O in step with the maximum that P is relative to. The stage's values are on their
+   * way since before P was known. */
+  template <typename Visible>
+  __device__ __forceinline__ void weigh_keys(const QueryFragment& query, Output& output, Softmax& softmax,
+                                             Output::Values& values, int count, float key_scale, float carry,
+                                             Visible visible) const {
+    wait_full(me_.group(), count);
+    Multiplication multiplication(stage_address(count), me_);
+    wait_turn(me_.group(), count == kQuerySteps);
+    const Scores own = multiplication.run(query, me_, shared_);
+    give_turn(me_.group());
+    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
+    softmax.add(own, visible(), args_.sm_scale * kLog2E * key_scale, carry, me_, shared_);
+    values.begin(stage_address(count), me_);
+    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
+    output.rescale(shared_, me_);
+  }
+
+  __device__ __forceinline__ static int stage_offset(int count) {
+    return Shared::kStages + count % 2 * Shared::kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t stage_address(int count) const {
+    return shared_address(shared_) + stage_offset(count);
+  }
+
+  __device__ __forceinline__ uint32_t stage_bits(int count) const {
+    return *reinterpret_cast<const uint32_t*>(shared_ + Shared::kStageBits + count % 2 * 4);
+  }
+
+  /* Which of its 8 keys this thread's row sees: of a prefix, those that exist. */
+  __device__ __forceinline__ uint32_t prefix_keys(int count) const {
+    return own_keys(stage_bits(count), me_.lane());
+  }
+
+  /* And of draft tokens. */
+  __device__ __forceinline__ uint32_t draft_keys() const {
+    return shared_[Shared::kVisible + (me_.group() * kGroupWarps + me_.warp()) * 32 + me_.lane()];
+  }
+
+  /* `last`: what is left to scale O by. */
+  __device__ __forceinline__ void store(const Segment& segment, const Output& output, const Softmax& softmax,
+                                        float last) const {
+    const float sum = softmax.total();
+    if (!segment.opens || !segment.closes) return store_partial(segment, output, softmax.max, sum, last);
+    float* const factors = reinterpret_cast<float*>(shared_ + Shared::kRowFactor);
+    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);  // all have rescaled by the last step's factors
+    if (me_.lane() % 4 == 0) factors[me_.row()] = reciprocal(sum) * last;
+    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
+#pragma unroll
+    for (int octet = 0; octet < Output::kRowParts; ++octet) {
+      const int row = me_.group() * kGroupRows + octet * 8 + me_.lane() / 4;
+      if (row >= segment.rows) continue;
+      const float factor = factors[row];
+      uint16_t* const to = result_row(args_, segment.request.row, segment.first_row + row) + me_.warp() * kWarpCols +
+                           me_.lane() % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < Output::kColumnTiles; ++n)
+        *reinterpret_cast<uint32_t*>(to + n * 8) =
+            pack_bf16(output.at(octet, n, 0) * factor, output.at(octet, n, 1) * factor);
+    }
+  }
+
+  __device__ __forceinline__ void store_partial(const Segment& segment, const Output& output, float max, float sum,
+                                                float last) const {
+    PartialTile& tile = segment.opens ? workspace_.tail(blockIdx.x) : workspace_.front(blockIdx.x);
+    const int rows = segment.rows, lane = me_.lane();
+#pragma unroll
+    for (int octet = 0; octet < Output::kRowParts; ++octet) {
+      float largest = quad_max(largest_of(output, octet, [](float x) { return fabsf(x); }));
+      if (__any_sync(~0u, largest == INFINITY))  // of the others then: it stays what it is at any scale
+        largest = quad_max(largest_of(output, octet, [](float x) { return fabsf(x) < INFINITY ? fabsf(x) : 0.f; }));
+      const float scale = power_above(largest), factor = reciprocal_of_power(scale);
+      const int row = me_.group() * kGroupRows + octet * 8 + lane / 4;
+      if (row >= rows) continue;
+      uint4* const to = reinterpret_cast<uint4*>(&tile.out[row][me_.warp() * kWarpCols + lane % 4 * 8]);
+#pragma unroll
+      for (int n = 0; n < Output::kColumnTiles; n += 4) {
+        const auto pair = [&](int i) {
+          return pack_f16(output.at(octet, n + i, 0) * factor, output.at(octet, n + i, 1) * factor);
+        };
+        to[n] = make_uint4(pair(0), pair(1), pair(2), pair(3));
+      }
+      if (lane % 4 == 0) tile.scale[row][me_.warp()] = scale * last;
+    }
+    if (lane % 4 == 0 && static_cast<int>(me_.row()) < rows) tile.stats[me_.row()] = make_float2(max, sum);
+  }
+
+  template <typename Magnitude>
+  __device__ __forceinline__ static float largest_of(const Output& output, int octet, Magnitude magnitude) {
+    float largest = 0.f;
+#pragma unroll
+    for (int n = 0; n < Output::kColumnTiles; ++n)
+      largest = fmaxf(largest, fmaxf(magnitude(output.at(octet, n, 0)), magnitude(output.at(octet, n, 1))));
+    return largest;
+  }
+
+  __device__ __forceinline__ static float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+  }
+
+  /* A power of two that brings numbers up to `largest` below 2^15; its reciprocal is one as well. */
+  __device__ __forceinline__ static float power_above(float largest) {
+    const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 14, 1);
+    return __uint_as_float(static_cast<uint32_t>(min(exponent, 252)) << 23);
+  }
+  __device__ __forceinline__ static float reciprocal_of_power(float power) {
+    return __uint_as_float((254u << 23) - __float_as_uint(power));
+  }
+
+  const kdtree_verify_args& args_;
+  const Workspace& workspace_;
+  unsigned char* const shared_;
+  const Seat me_;
+};
+
+}  // namespace kdtree
