@@ -13,7 +13,7 @@ import torch
 from bench import __main__ as command
 from bench.cells import SMALL, TABLE
 from bench.results import Results
-from conftest import a_row, a_run
+from bench_samples import a_row, a_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.cells import MIXED, TABLE, Cell, grid, needed
-from conftest import H200
+from bench_samples import H200
 
 
 def test_the_grid_is_whole_and_in_one_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bench import model
 from bench.cells import SMALL, TABLE, Cell
-from conftest import ROOT, a_row, a_run
+from bench_samples import ROOT, a_row, a_run
 from kdtree_verify.abi import QK_DIM, V_DIM
 
 

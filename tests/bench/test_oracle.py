@@ -13,7 +13,7 @@ from bench import oracle
 from bench.cells import Cell
 from bench.contenders import ERROR_BOUND, Kdtree
 from bench.inputs import UNWRITTEN, Inputs, tree_masks
-from conftest import CPU, TINY
+from bench_samples import CPU, TINY
 
 CELLS = [TINY, replace(TINY, prefix=0), replace(TINY, drafts=1), replace(TINY, short=2), replace(TINY, pool="e4m3")]
 

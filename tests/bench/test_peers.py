@@ -11,7 +11,7 @@ import torch
 
 from bench import peers
 from bench.inputs import Inputs
-from conftest import CPU, TINY
+from bench_samples import CPU, TINY
 
 
 def test_a_peer_that_cannot_be_loaded_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

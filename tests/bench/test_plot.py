@@ -10,7 +10,7 @@ import pytest
 from bench import plot, svg
 from bench.cells import SMALL, TABLE, grid
 from bench.results import Results
-from conftest import a_row, a_run
+from bench_samples import a_row, a_run
 from kdtree_verify.errors import UsageError
 
 PEERS = {"stock_sm90": 700.0, "stock_sm120": 800.0, "flashinfer_fa2": 20.0, "flashinfer_fa3": 9.0}

@@ -9,7 +9,7 @@ import pytest
 
 from bench.cells import LONG
 from bench.results import Results, finished
-from conftest import TINY, a_row, a_run
+from bench_samples import TINY, a_row, a_run
 from kdtree_verify.errors import UsageError
 
 

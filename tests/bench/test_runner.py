@@ -10,7 +10,7 @@ import torch
 from bench.cells import Cell
 from bench.contenders import Kdtree
 from bench.runner import TOO_SLOW, Bench, Deadline, rotations
-from conftest import TINY, MadeUpTimer, Other
+from bench_samples import TINY, MadeUpTimer, Other
 
 
 @pytest.mark.parametrize("pool", ["bf16", "e4m3", "e5m2"])

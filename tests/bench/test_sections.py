@@ -14,7 +14,7 @@ from bench.cells import Cell
 from bench.contenders import Kdtree
 from bench.results import Results
 from bench.runner import Bench, Deadline
-from conftest import H200, MadeUpTimer, Other, a_run
+from bench_samples import H200, MadeUpTimer, Other, a_run
 
 SHAPES = tuple(Cell(1, 2, 4, prefix) for prefix in (32, 64))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.cells import LONG, MIXED, SMALL, TABLE, Cell
 from bench.verdict import Verdict, slower_cells, verdicts
-from conftest import a_row, a_run
+from bench_samples import a_row, a_run
 
 
 def goal(number: int, run: dict[str, Any]) -> Verdict:
