@@ -33,6 +33,23 @@ __device__ __forceinline__ uint32_t empty_barrier(const unsigned char* shared, i
 }
 constexpr int kEmptyArrivals = kComputeThreads / 32;
 
+/* One of two barriers, `first` and the next, by the group: the number stands in the instruction, no register holds it.
+ * Where it is used and where barrier_sync is what lets ptxas do without spills on sm_90a and sm_120a alike. */
+template <int first, int threads>
+__device__ __forceinline__ void group_sync(uint32_t group) {
+  if (group == 0)
+    asm volatile("bar.sync %0, %1;" ::"n"(first), "n"(threads) : "memory");
+  else
+    asm volatile("bar.sync %0, %1;" ::"n"(first + 1), "n"(threads) : "memory");
+}
+template <int first, int threads>
+__device__ __forceinline__ void group_arrive(uint32_t group) {
+  if (group == 0)
+    asm volatile("bar.arrive %0, %1;" ::"n"(first), "n"(threads) : "memory");
+  else
+    asm volatile("bar.arrive %0, %1;" ::"n"(first + 1), "n"(threads) : "memory");
+}
+
 /* Loaders: the stage that step `count` of the CTA goes into, the second before it having been read. */
 __device__ __forceinline__ void wait_empty(const unsigned char* shared, int count) {
   if (count >= 2) mbarrier_wait(empty_barrier(shared, count), count / 2 % 2 ^ 1);
@@ -59,7 +76,7 @@ __device__ __forceinline__ void tell_empty(const unsigned char* shared, int coun
 /* Groups: until all have done with a segment, so that the next one may be described. */
 __device__ __forceinline__ void end_segment(int group) {
   barrier_sync(kGroupsBarrier, kComputeThreads);
-  barrier_sync(kReadyBarrier + group, kLoaderThreads + kGroupThreads);
+  group_sync<kReadyBarrier, kLoaderThreads + kGroupThreads>(group);
 }
 
 /* Groups: until it is. */
@@ -80,8 +97,8 @@ __device__ __forceinline__ void wait_segment() { barrier_sync(kSegmentBarrier, k
 /* The groups multiply keys in turns, so that one does while the other is at its softmax and values: together they would
  * ask more of the shared memory than it gives, and less a moment later. Group 0 begins. */
 __device__ __forceinline__ void wait_turn(int group, bool first) {
-  if (group != 0 || !first) barrier_sync(kTurnBarrier + group, kComputeThreads);
+  if (group != 0 || !first) group_sync<kTurnBarrier, kComputeThreads>(group);
 }
-__device__ __forceinline__ void give_turn(int group) { barrier_arrive(kTurnBarrier + (group ^ 1), kComputeThreads); }
+__device__ __forceinline__ void give_turn(int group) { group_arrive<kTurnBarrier, kComputeThreads>(group ^ 1); }
 
 }  // namespace kdtree

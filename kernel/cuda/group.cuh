@@ -131,9 +131,9 @@ class Group {
     const float sum = softmax.total();
     if (!segment.opens || !segment.closes) return store_partial(segment, output, softmax.max, sum, last);
     float* const factors = reinterpret_cast<float*>(shared_ + Shared::kRowFactor);
-    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);  // all have rescaled by the last step's factors
+    group_sync<kGroupBarrier, kGroupThreads>(me_.group());  // all have rescaled by the last step's factors
     if (me_.lane() % 4 == 0) factors[me_.row()] = reciprocal(sum) * last;
-    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
+    group_sync<kGroupBarrier, kGroupThreads>(me_.group());
 #pragma unroll
     for (int octet = 0; octet < Output::kRowParts; ++octet) {
       const int row = me_.group() * kGroupRows + octet * 8 + me_.lane() / 4;

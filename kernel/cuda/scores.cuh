@@ -123,7 +123,7 @@ class Multiplication {
   }
 
  private:
-  static constexpr int kAhead = 1, kFragments = 2 * kSliceSteps;
+  static constexpr int kAhead = 2, kFragments = 2 * kSliceSteps;
   __device__ __forceinline__ void fetch(int i) {
     load_matrices(b_[i % (kAhead + 1)], keys_ + i / kSliceSteps * 16 * kKeyPitch + i % kSliceSteps * 32);
   }
