@@ -38,16 +38,16 @@ constexpr int kEmptyArrivals = kComputeThreads / 32;
 template <int first, int threads>
 __device__ __forceinline__ void group_sync(uint32_t group) {
   if (group == 0)
-    asm volatile("bar.sync %0, %1;" ::"n"(first), "n"(threads) : "memory");
+    barrier_sync(first, threads);
   else
-    asm volatile("bar.sync %0, %1;" ::"n"(first + 1), "n"(threads) : "memory");
+    barrier_sync(first + 1, threads);
 }
 template <int first, int threads>
 __device__ __forceinline__ void group_arrive(uint32_t group) {
   if (group == 0)
-    asm volatile("bar.arrive %0, %1;" ::"n"(first), "n"(threads) : "memory");
+    barrier_arrive(first, threads);
   else
-    asm volatile("bar.arrive %0, %1;" ::"n"(first + 1), "n"(threads) : "memory");
+    barrier_arrive(first + 1, threads);
 }
 
 /* Loaders: the stage that step `count` of the CTA goes into, the second before it having been read. */

@@ -80,19 +80,6 @@ __device__ __forceinline__ int ceil_div(int a, int b) {
   return (static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) / static_cast<uint32_t>(b);
 }
 
-/* a / b, of numbers that are almost always small. C++'s own division of 64 bits is a call, which setmaxnreg forbids. */
-__device__ __forceinline__ int64_t divide(int64_t a, int32_t b) {
-  if (a >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  int64_t quotient = 0, rest = 0;
-#pragma unroll 1
-  for (int bit = 62; bit >= 0; --bit) {
-    rest = rest << 1 | (a >> bit & 1);
-    quotient <<= 1;
-    if (rest >= b) rest -= b, quotient |= 1;
-  }
-  return quotient;
-}
-
 /* Gives this CTA its share; one warp together, after a barrier. `own` is the request of the lane's number. */
 __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& plan, const RequestSize* sizes,
                                           const Request& own) {
@@ -101,7 +88,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
 #pragma unroll 1
   for (int i = lane; i < args.batch; i += 32) units += int64_t{sizes[i].tiles} * sizes[i].blocks;
   units = warp_sum(units);
-  int share = max(static_cast<int>(divide(units + ctas - 1, ctas)), 1);
+  int share = max(static_cast<int>((units + ctas - 1) / ctas), 1);
 
   bool aligned = false;
 #pragma unroll 1
@@ -126,7 +113,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
     if (offset >= 0 && offset < here) {
       plan.current = first == 0 ? own : load_request(args, first + lane);
       plan.request = first + lane;
-      plan.tile = static_cast<int>(divide(offset, tile_units));
+      plan.tile = static_cast<int>(offset / tile_units);
       plan.block = static_cast<int>(offset - int64_t{plan.tile} * tile_units);
       plan.share = share;
       plan.left = aligned ? min(share, mine.blocks - plan.block)

@@ -112,7 +112,6 @@ class Output {
   __device__ __forceinline__ float at(int octet, int n, int e) const { return o_[octet / 2][n][octet % 2 * 2 + e]; }
 
  private:
-
   __device__ __forceinline__ static float bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 
   /* o_[m][n][..]: rows 16m + g and 16m + g + 8 of the group's, columns 8n + 2i and the next of the warp's
