@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from kdtree_verify import abi
 from kdtree_verify.call import DTYPES, Call, verify_args
 from kdtree_verify.library import Library
 
@@ -59,12 +58,7 @@ class Kdtree:
     def __init__(self, library: Library, device: torch.device) -> None:
         self.library = library
         self.ordinal = -1 if device.type == "cpu" else (device.index or 0)
-        size = library.workspace_size(
-            device=self.ordinal,
-            num_heads=abi.MAX_HEADS,
-            max_q_len=abi.MAX_DRAFT_TOKENS,
-            max_batch=abi.MAX_BATCH,
-        )
+        size = library.largest_workspace_size(self.ordinal)
         self.workspace = torch.empty(size, dtype=torch.uint8, device=device)
 
     def takes(self, pool: str) -> bool:

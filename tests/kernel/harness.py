@@ -22,12 +22,7 @@ class Harness:
     def __init__(self, library: Library, device: torch.device = torch.device("cpu")) -> None:
         self.library = library
         self.ordinal = -1 if device.type == "cpu" else (device.index or 0)
-        size = library.workspace_size(
-            device=self.ordinal,
-            num_heads=abi.MAX_HEADS,
-            max_q_len=abi.MAX_DRAFT_TOKENS,
-            max_batch=abi.MAX_BATCH,
-        )
+        size = library.largest_workspace_size(self.ordinal)
         # Not initialized by anyone: garbage that would show.
         self.workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=device)
         self.records = torch.zeros(2, ctypes.sizeof(abi.LayerRecord), dtype=torch.uint8, device=device)

@@ -56,12 +56,7 @@ class Kernel:
         self.limits = Limits.of(library.description, device)
         # Its size is a matter of the device and not of the server (25 MB on 188 multiprocessors), so it is made
         # for all that the library takes: a captured graph holds its address, and it must never move.
-        size = library.workspace_size(
-            device=self._ordinal,
-            num_heads=self.limits.heads,
-            max_q_len=self.limits.draft_tokens,
-            max_batch=self.limits.batch,
-        )
+        size = library.largest_workspace_size(self._ordinal)
         self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
 
     @property

@@ -71,6 +71,20 @@ class Library:
         self.check(self.functions.kdtree_workspace_size(args, size), "kdtree_workspace_size")
         return size.value
 
+    def largest_workspace_size(self, device: int) -> int:
+        """Bytes of workspace for any call that the library takes on this device.
+
+        Raises:
+            LibraryError: The library refuses the device.
+        """
+        limits = self.description
+        return self.workspace_size(
+            device=device,
+            num_heads=limits.max_heads,
+            max_q_len=limits.max_draft_tokens,
+            max_batch=limits.max_batch,
+        )
+
     def status_text(self, status: int) -> str:
         return self.functions.kdtree_status_string(status).decode()
 
