@@ -34,8 +34,24 @@ class Filler {
     const uint32_t rows = __ballot_sync(~0u, from != nullptr);
     if (lane_id() == 0) mbarrier_expect(barrier(count), __popc(rows) * bytes);
     __syncwarp();
-    if (from != nullptr) copy_bulk(address(count, lane_id()) + offset, from, bytes, barrier(count));
-    if (rows != kAllRows) zero(count, ~rows);
+    const uint32_t to = address(count, 0) + offset;
+    if (rows == kAllRows) {
+      // A copy's operands are its warp's. Said of each lane by itself, the compiler makes a loop of 100 clocks a row.
+#pragma unroll
+      for (int first = 0; first < kRowsPerWarp; first += kAtOnce) {
+        const void* row[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) row[i] = shuffle(from, first + i);
+        if (elect()) {
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i)
+            copy_bulk(to + (first + i) * kKeyPitch, row[i], bytes, barrier(count));
+        }
+      }
+      return rows;
+    }
+    if (from != nullptr) copy_bulk(to + lane_id() * kKeyPitch, from, bytes, barrier(count));
+    zero(count, ~rows);
     return rows;
   }
 
@@ -46,6 +62,8 @@ class Filler {
   }
 
  private:
+  static constexpr int kAtOnce = 4;
+
   __device__ __forceinline__ uint32_t barrier(int count) const {
     return shared_address(shared_) + Shared::kCopyBarriers + count % 2 * 8;
   }

@@ -26,6 +26,21 @@ __device__ __forceinline__ T anew(T x) {
 /* A number that all threads of a warp have, told to the compiler as such. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
+/* Lane `lane`'s pointer, for all. */
+__device__ __forceinline__ const void* shuffle(const void* p, int lane) {
+  const uint64_t bits = reinterpret_cast<uint64_t>(p);
+  const uint32_t low = __shfl_sync(~0u, static_cast<uint32_t>(bits), lane);
+  const uint32_t high = __shfl_sync(~0u, static_cast<uint32_t>(bits >> 32), lane);
+  return reinterpret_cast<const void*>(uint64_t{high} << 32 | low);
+}
+
+/* True in one lane of the warp, which is converged. */
+__device__ __forceinline__ bool elect() {
+  uint32_t elected;
+  asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(elected));
+  return elected != 0;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
