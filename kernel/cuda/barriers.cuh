@@ -28,6 +28,17 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* barrier_sync, and whether `any` was true in one of the threads. */
+__device__ __forceinline__ bool barrier_any(int id, int threads, bool any) {
+  uint32_t result;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\tbar.red.or.pred p, %1, %2, p;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(result)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(any))
+      : "memory");
+  return result != 0;
+}
+
 __device__ __forceinline__ uint32_t empty_barrier(const unsigned char* shared, int count) {
   return shared_address(shared + Shared::kEmptyBarriers) + count % 2 * 8;
 }

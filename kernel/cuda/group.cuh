@@ -98,10 +98,9 @@ class Group {
     const Scores own = multiplication.run(query, me_, shared_);
     give_turn(me_.group());
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
-    softmax.add(own, visible(), args_.sm_scale * kLog2E * key_scale, carry, me_, shared_);
+    const bool moved = softmax.add(own, visible(), args_.sm_scale * kLog2E * key_scale, carry, me_, shared_);
     values.begin(stage_address(count), me_);
-    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
-    output.rescale(shared_, me_);
+    if (barrier_any(kGroupBarrier + me_.group(), kGroupThreads, moved)) output.rescale(shared_, me_);
   }
 
   __device__ __forceinline__ static int stage_offset(int count) {

@@ -147,7 +147,7 @@ struct Softmax {
   /* Adds the messages up and turns scores into P, which takes their place. `visible`: bit i is set where the thread's
    * row sees key_of(lane, i). `carry` scales what O holds so far, beside the softmax; by how much O of each row must be
    * rescaled is left in shared memory. */
-  __device__ __forceinline__ void add(Scores own, uint32_t visible, float scale, float carry, const Seat& me,
+  __device__ __forceinline__ bool add(Scores own, uint32_t visible, float scale, float carry, const Seat& me,
                                       unsigned char* shared) {
     const uint32_t lane = me.lane();
     auto& s = own.s;
@@ -201,6 +201,7 @@ struct Softmax {
     if (visible != 0) sum += added;
     alpha *= carry;
     if (again % 4 == 0) reinterpret_cast<float*>(shared + Shared::kRowFactor)[me.row()] = alpha;
+    return alpha != 1.f;
   }
 
   /* The row's denominator. */

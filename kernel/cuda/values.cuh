@@ -16,14 +16,13 @@ class Output {
         for (int e = 0; e < 4; ++e) o_[m][n][e] = 0.f;
   }
 
-  /* By the factors that the softmax left, if one of them is not 1. */
+  /* By the factors that the softmax left. */
   __device__ __forceinline__ void rescale(const unsigned char* shared, const Seat& me) {
     const float* const factors =
         reinterpret_cast<const float*>(shared + Shared::kRowFactor) + me.group() * kGroupRows + me.lane() / 4;
     float factor[4];
 #pragma unroll
     for (int octet = 0; octet < 4; ++octet) factor[octet] = factors[octet * 8];
-    if (factor[0] == 1.f && factor[1] == 1.f && factor[2] == 1.f && factor[3] == 1.f) return;
 #pragma unroll
     for (int octet = 0; octet < 4; ++octet) {
 #pragma unroll
