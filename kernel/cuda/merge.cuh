@@ -29,7 +29,8 @@ constexpr int kEarlyParts = 8;
 struct MergeShared {
   int warp_items[kMergeWarps];
   unsigned long long refused;
-  int cta, item;           // whose report tells of the tile, and which of the tile's items is next
+  CtaReport report;        // which tells of the tile
+  int cta, item;           // whose it is, and which of the tile's items is next
   float weight[kMaxCtas];  // of each part of a row
   float sum;               // the row's denominator
   float group[kMergeGroups][KDTREE_V_DIM];
@@ -98,9 +99,8 @@ __device__ __forceinline__ void store_merged(uint16_t* row, int place, const flo
 }
 
 /* One row of a tile in few parts, by two warps, each of which weighs the parts for itself. */
-__device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace, int cta,
-                                          int row) {
-  const CtaReport& report = workspace.reports[cta];
+__device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace,
+                                          const CtaReport& report, int cta, int row) {
   if (row >= report.rows) return;
   const int place = threadIdx.x % kRowThreads, parts = report.parts;
   Elements early[kFewParts];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const 
 /* One row of a tile in many parts, by all threads. */
 __device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_verify_args& args,
                                            const Workspace& workspace, int cta, int row) {
-  const CtaReport& report = workspace.reports[cta];
+  const CtaReport& report = shared.report;
   const int parts = report.parts;
   const int group = threadIdx.x / kRowThreads, place = threadIdx.x % kRowThreads;
   Elements early[kEarlyParts];
@@ -164,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   wait_for_dependency();
   const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
-  const int items = reports ? items_of(workspace.reports[threadIdx.x]) : 0;
+  const CtaReport own = reports ? workspace.reports[threadIdx.x] : CtaReport{};
+  const int items = items_of(own);
   const bool records = blockIdx.x == 0 && args.record != nullptr;
   if (threadIdx.x == 0) shared.refused = 0;
 
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   if (threadIdx.x % 32 == 31) shared.warp_items[warp] = upto;
   __syncthreads();
   if (records && reports)
-    atomicAdd(&shared.refused, static_cast<unsigned long long>(workspace.reports[threadIdx.x].refused));
+    atomicAdd(&shared.refused, static_cast<unsigned long long>(own.refused));
   int before = upto - items, total = 0;
 #pragma unroll
   for (int w = 0; w < kMergeWarps; ++w) {
@@ -181,10 +182,10 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   }
 
   for (int i = blockIdx.x; i < total; i += gridDim.x) {
-    if (i >= before && i < before + items) shared.cta = threadIdx.x, shared.item = i - before;
+    if (i >= before && i < before + items) shared.report = own, shared.cta = threadIdx.x, shared.item = i - before;
     __syncthreads();
-    if (workspace.reports[shared.cta].parts <= kFewParts)
-      merge_few(args, workspace, shared.cta, shared.item * kMergeGroups + threadIdx.x / kRowThreads);
+    if (shared.report.parts <= kFewParts)
+      merge_few(args, workspace, shared.report, shared.cta, shared.item * kMergeGroups + threadIdx.x / kRowThreads);
     else
       merge_many(shared, args, workspace, shared.cta, shared.item);
     __syncthreads();
@@ -192,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
 
   __syncthreads();
   if (records && threadIdx.x == 0)
-    add_verify(args.record, args.mirror, workspace.reports[0].query_rows, shared.refused);
+    add_verify(args.record, args.mirror, own.query_rows, shared.refused);
 }
 
 }  // namespace kdtree
