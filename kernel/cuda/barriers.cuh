@@ -106,9 +106,9 @@ __device__ __forceinline__ void tell_ready() {
 __device__ __forceinline__ void wait_segment() { barrier_sync(kSegmentBarrier, kGroupThreads + kLoaderThreads); }
 
 /* The groups multiply keys in turns, so that one does while the other is at its softmax and values: together they would
- * ask more of the shared memory than it gives, and less a moment later. Group 0 begins. */
-__device__ __forceinline__ void wait_turn(int group, bool first) {
-  if (group != 0 || !first) group_sync<kTurnBarrier, kComputeThreads>(group);
+ * ask more of the shared memory than it gives, and less a moment later. Group 0 begins: group 1 gives it a turn more. */
+__device__ __forceinline__ void wait_turn(int group) {
+  group_sync<kTurnBarrier, kComputeThreads>(group);
 }
 __device__ __forceinline__ void give_turn(int group) { group_arrive<kTurnBarrier, kComputeThreads>(group ^ 1); }
 

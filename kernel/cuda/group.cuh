@@ -1,7 +1,6 @@
 /* A group of compute warps: it walks 32 rows of each segment's tile, and stores what comes of it. */
 #pragma once
 
-#include "filler.cuh"
 #include "result.cuh"
 #include "segment.cuh"
 #include "values.cuh"
@@ -15,6 +14,7 @@ class Group {
       : args_(args), workspace_(workspace), shared_(shared) {}
 
   __device__ __forceinline__ void run() const {
+    if (me_.group() == 1) give_turn(1);
 #pragma unroll 1
     while (true) {
       begin_segment(me_.group());
@@ -24,15 +24,14 @@ class Group {
       if (me_.group() == 0 && me_.warp() == 0 && me_.lane() == 0)
         describe(args_, plan_of(shared_ + anew(0u)), segment(), report_of(workspace_));
     }
-    if (me_.group() == 0 && segment().first_step > 0) wait_turn(0, false);  // that nobody's arrival is left over
+    if (me_.group() == 0) wait_turn(0);  // that nobody's arrival is left over
   }
 
  private:
   __device__ __forceinline__ void walk() const {
-    int count = uniform(segment().first_step);  // of steps so far
     QueryFragment query;
-    load_queries(segment(), query, count);
-    count += kQuerySteps;
+    query.load([&](int row) { return query_row(segment(), row); }, me_, shared_);
+    int count = uniform(segment().first_step);  // of steps so far
     Output output;
     output.clear();
     Softmax softmax;
@@ -66,24 +65,12 @@ class Group {
   /* Found anew at each call: the step loops have no register for where it lies. */
   __device__ __forceinline__ Segment& segment() const { return segment_of(shared_ + anew(0u)); }
 
-  /* By way of the stage of the group's number: both stages are empty. */
-  __device__ __forceinline__ void load_queries(const Segment& segment, QueryFragment& query, int count) const {
-    const Filler filler(shared_, me_.warp());
-    const int stage = count + me_.group(), tile_row = me_.group() * kGroupRows + filler.row();
-    const uint16_t* from = nullptr;
-    if (Filler::copies() && tile_row < segment.rows) {
-      const int token = (segment.first_row + tile_row) / args_.num_heads;
-      const int head = segment.first_row + tile_row - token * args_.num_heads;
-      from = static_cast<const uint16_t*>(args_.q) + (segment.request.row + token) * args_.q_stride_token +
-             head * args_.q_stride_head;
-    }
-    tell_empty(shared_, stage ^ 1);
-    filler.start(stage, from, KDTREE_QK_DIM * 2);
-    fence_stores_before_bulk_copies();
-    filler.wait(stage);
-    barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);  // zeros have come as well
-    query.load(stage_address(stage), me_);
-    tell_empty(shared_, stage);
+  /* Row `row` of the group's, of `q`; past the tile's last that one again. */
+  __device__ __forceinline__ const uint16_t* query_row(const Segment& segment, int row) const {
+    const int tile_row = segment.first_row + min(me_.group() * kGroupRows + row, segment.rows - 1);
+    const int token = tile_row / args_.num_heads, head = tile_row - token * args_.num_heads;
+    return static_cast<const uint16_t*>(args_.q) + (segment.request.row + token) * args_.q_stride_token +
+           head * args_.q_stride_head;
   }
 
   /* A step of keys: scores, P, and O in step with the maximum that P is relative to. The stage's values are on their
@@ -94,7 +81,7 @@ class Group {
                                              Visible visible) const {
     wait_full(me_.group(), count);
     Multiplication multiplication(stage_address(count), me_);
-    wait_turn(me_.group(), count == kQuerySteps);
+    wait_turn(me_.group());
     const Scores own = multiplication.run(query, me_, shared_);
     give_turn(me_.group());
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);

@@ -24,11 +24,7 @@ class Loader {
       wait_segment();
       const Segment& segment = segment_of(shared_);
       if (segment.last) return;
-      load(segment, segment.first_step + kQuerySteps);
-      // Every phase of an mbarrier is waited for before the next one's first arrival, here the next queries'.
-      const int next = segment.first_step + segment.steps();
-      wait_empty(shared_, next);
-      wait_empty(shared_, next + 1);
+      load(segment, segment.first_step);
       tell_ready();
     }
   }

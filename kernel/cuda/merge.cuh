@@ -164,7 +164,9 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   wait_for_dependency();
   const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
-  const CtaReport own = reports ? workspace.reports[threadIdx.x] : CtaReport{};
+  CtaReport own = {};
+  if (reports) own.rows = workspace.reports[threadIdx.x].rows, own.parts = workspace.reports[threadIdx.x].parts;
+  if (own.parts > 0) own = workspace.reports[threadIdx.x];
   const int items = items_of(own);
   const bool records = blockIdx.x == 0 && args.record != nullptr;
   if (threadIdx.x == 0) shared.refused = 0;

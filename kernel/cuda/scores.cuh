@@ -42,18 +42,49 @@ class Seat {
 struct QueryFragment {
   uint32_t a[2][kSliceSteps][4];
 
-  /* From the stage that holds the group's rows. */
-  __device__ __forceinline__ void load(uint32_t stage, const Seat& me) {
-    const uint32_t lane = me.lane();
-    const uint32_t from = stage + lane % 8 * kKeyPitch + (me.warp() * kSliceDim + lane / 16 * 8) * 2;
+  /* From `q`, where row_of(row) is one of the group's rows. A quad reads a row's slice in pieces of 16 bytes, all of
+   * them at once (past the slice its last one again); they pass through the warp's outbox, 16 rows and two pieces of a
+   * lane at a time, to lie as mma wants them. */
+  template <typename RowOf>
+  __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared) {
+    const int lane = me.lane();
+    uint4 piece[kGroupWarps][kPieces];
+#pragma unroll
+    for (int octet = 0; octet < kGroupWarps; ++octet) {
+      const uint4* const slice = reinterpret_cast<const uint4*>(
+          row_of((me.warp() + octet) % kGroupWarps * kOwnedRows + lane / 4) + me.warp() * kSliceDim);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) piece[octet][i] = __ldg(slice + min(4 * i + lane % 4, kSliceDim / 8 - 1));
+    }
+    const uint32_t outbox = shared_address(shared) + me.outbox(me.warp());
+    const uint32_t to = outbox + lane / 4 * kPassPitch + lane % 4 * 16;
+    const uint32_t from = outbox + lane % 16 * kPassPitch + lane / 16 * 16;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const uint32_t octet = (me.warp() + 2 * m + lane / 8 % 2) % kGroupWarps;
 #pragma unroll
-      for (int step = 0; step < kSliceSteps; ++step)
-        load_matrices(a[m][step], from + octet * (kOwnedRows * kKeyPitch) + step * 32);
+      for (int first = 0; first < kPieces; first += 2) {
+        __syncwarp();
+#pragma unroll
+        for (int octet = 0; octet < 2; ++octet) {
+#pragma unroll
+          for (int i = first; i < min(first + 2, kPieces); ++i) {
+            const uint4& p = piece[2 * m + octet][i];
+            store_shared(to + octet * (kOwnedRows * kPassPitch) + (i - first) * 64, p.x, p.y, p.z, p.w);
+          }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int step = 2 * first; step < min(2 * first + 4, kSliceSteps); ++step)
+          load_matrices(a[m][step], from + (step - 2 * first) * 32);
+      }
     }
+    __syncwarp();  // before messages take the place
   }
+
+ private:
+  static constexpr int kPieces = (kSliceDim / 8 + 3) / 4;  // of a lane; each two of a quad's are four steps
+  static constexpr int kPassPitch = 8 * 16 + 16;
+  static_assert(2 * kOwnedRows * kPassPitch <= kOutboxBytes);
 };
 
 /* Which key of the stage a lane's i-th of eight is. */

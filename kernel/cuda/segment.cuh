@@ -1,6 +1,5 @@
 /* A segment: the consecutive key blocks of one row tile that one CTA walks, as steps of one shared-memory stage each.
- * The first two steps bring the tile's queries, 32 rows each. A prefix block is one step, since a pool row is key and
- * value in one. A draft block is two: keys, then values, which the caller passes in a tensor of their own.
+ * A prefix block is one step, since a pool row is key and value in one. A draft block is two: keys, then values, which the caller passes in a tensor of their own.
  */
 #pragma once
 
@@ -8,8 +7,6 @@
 #include "workspace.cuh"
 
 namespace kdtree {
-
-constexpr int kQuerySteps = 2;
 
 struct Segment {
   Request request;
@@ -24,8 +21,8 @@ struct Segment {
   bool opens, closes;   // whether the tile's first and its last block are in it
   bool last;            // no segment, but the end of the share
 
-  __device__ __forceinline__ int prefix_end() const { return first_step + kQuerySteps + prefix_steps; }
-  __device__ __forceinline__ int steps() const { return kQuerySteps + prefix_steps + draft_steps; }
+  __device__ __forceinline__ int prefix_end() const { return first_step + prefix_steps; }
+  __device__ __forceinline__ int steps() const { return prefix_steps + draft_steps; }
 };
 static_assert(sizeof(Segment) <= Shared::kSegmentBytes);
 

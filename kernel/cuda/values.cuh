@@ -83,7 +83,7 @@ class Output {
   __device__ __forceinline__ void add_seen_only(const unsigned char* stage, const unsigned char* shared,
                                                 const Seat& me) {
     const uint32_t lane = me.lane();
-    const unsigned char* const probs = shared + me.outbox(0);
+    const unsigned char* const probs = anew(shared + me.outbox(0));
 #pragma unroll 1
     for (int key = 0; key < kKeys; ++key) {
       const unsigned char* const value = stage + key * kKeyPitch + (me.warp() * kWarpCols + lane % 4 * 2) * 2;
