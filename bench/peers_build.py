@@ -30,7 +30,7 @@ UTILS = Path(__file__).with_name("sglang_utils.py")
 FLASHINFER_UNUSED = ("data/cutlass", "data/include", "data/spdlog")
 FLASHINFER_SOURCES = "batch_mla_*"
 """In data/csrc: FlashInfer reads them when it loads a kernel, also one that is compiled."""
-TVM_UNUSED = ("3rdparty", "src", "lib/libtvm_ffi_testing.so")
+TVM_UNUSED = ("3rdparty", "src")
 
 
 def main(wheels: Path, folder: Path, archs: list[str]) -> None:

@@ -33,10 +33,14 @@ __device__ __forceinline__ int tiles_of(const Request& r, int num_heads) {
 
 constexpr int kAlignmentCost = 2;
 
+/* Beginning a tile costs a CTA about as much as this many blocks, and is counted so: a CTA's share may be many tiles of
+ * one block. These units stand before a tile's blocks; nothing is done for them. */
+constexpr int kTileCost = 4;
+
 /* Where a CTA is in its share of the work. */
 struct Plan {
   Request current;                // the request of the next unit
-  int32_t request, tile, block;   // the next unit
+  int32_t request, tile, block;   // the next unit; a negative block is a unit of kTileCost
   int32_t share;                  // units of every CTA
   int32_t left;                   // units of this CTA that are still to do
   int32_t steps;                  // of the segments described so far
@@ -86,7 +90,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
   const int lane = threadIdx.x % 32, ctas = gridDim.x;
   int64_t units = 0;
 #pragma unroll 1
-  for (int i = lane; i < args.batch; i += 32) units += int64_t{sizes[i].tiles} * sizes[i].blocks;
+  for (int i = lane; i < args.batch; i += 32) units += int64_t{sizes[i].tiles} * (sizes[i].blocks + kTileCost);
   units = warp_sum(units);
   int share = max(static_cast<int>((units + ctas - 1) / ctas), 1);
 
@@ -107,14 +111,15 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
 #pragma unroll 1
   for (int first = 0; first < args.batch; first += 32) {
     const RequestSize mine = first + lane < args.batch ? sizes[first + lane] : RequestSize{};
-    const int tile_units = aligned ? ceil_div(mine.blocks, share) * share : mine.blocks;
+    const int before = aligned ? 0 : kTileCost;
+    const int tile_units = aligned ? ceil_div(mine.blocks, share) * share : before + mine.blocks;
     const int64_t here = int64_t{mine.tiles} * tile_units, upto = warp_prefix_sum(here);
     const int64_t offset = unit - (upto - here);
     if (offset >= 0 && offset < here) {
       plan.current = first == 0 ? own : load_request(args, first + lane);
       plan.request = first + lane;
       plan.tile = static_cast<int>(offset / tile_units);
-      plan.block = static_cast<int>(offset - int64_t{plan.tile} * tile_units);
+      plan.block = static_cast<int>(offset - int64_t{plan.tile} * tile_units) - before;
       plan.share = share;
       plan.left = aligned ? min(share, mine.blocks - plan.block)
                           : static_cast<int>(min(int64_t{share}, units - int64_t{share} * blockIdx.x));

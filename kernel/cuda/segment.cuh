@@ -33,7 +33,7 @@ __device__ __forceinline__ Segment& segment_of(unsigned char* shared) {
 /* Describes the next segment of the plan, for one thread, and reports a tile that opens in it and does not close. */
 __device__ __forceinline__ void describe(const kdtree_verify_args& args, Plan& plan, Segment& segment,
                                          CtaReport& report) {
-  segment.last = plan.left == 0;
+  segment.last = plan.left == 0 || plan.block + plan.left <= 0;
   segment.first_step = plan.steps;
   if (segment.last) return;
   const Request& request = plan.current;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void describe(const kdtree_verify_args& args, Plan& p
     plan.tile = 0;
   }
   const int prefix = prefix_blocks(request), blocks = blocks_of(request);
-  const int begin = plan.block, end = min(blocks - begin, plan.left) + begin;
+  const int begin = max(plan.block, 0), end = min(blocks - plan.block, plan.left) + plan.block;
   segment.request = request;
   segment.first_row = plan.tile * kRows;
   segment.rows = min(static_cast<int>(request.rows) * args.num_heads - segment.first_row, kRows);
@@ -56,8 +56,8 @@ __device__ __forceinline__ void describe(const kdtree_verify_args& args, Plan& p
   segment.opens = begin == 0;
   segment.closes = end == blocks;
   plan.steps += segment.steps();
-  plan.left -= end - begin;
-  plan.block = segment.closes ? 0 : end;
+  plan.left -= end - plan.block;
+  plan.block = segment.closes ? -kTileCost : end;
   plan.tile += segment.closes;
   if (!segment.opens || segment.closes) return;
   report.token = request.row;
