@@ -165,8 +165,12 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
   CtaReport own = {};
-  if (reports) own.rows = workspace.reports[threadIdx.x].rows, own.parts = workspace.reports[threadIdx.x].parts;
-  if (own.parts > 0) own = workspace.reports[threadIdx.x];
+  if (reports) {
+    const CtaReport& report = workspace.reports[threadIdx.x];
+    own.rows = report.rows, own.parts = report.parts;
+    own.refused = report.refused, own.query_rows = report.query_rows;
+    if (own.parts > 0) own.token = report.token, own.first_row = report.first_row;  // else nobody wrote them
+  }
   const int items = items_of(own);
   const bool records = blockIdx.x == 0 && args.record != nullptr;
   if (threadIdx.x == 0) shared.refused = 0;
