@@ -41,7 +41,8 @@ WIDENING_BYTES = 36_864
 SMEM_BYTES_A_CLOCK = 128
 """Of a multiprocessor, on sm_90 and on sm_120."""
 ALIGNMENT_COST = 2
-"""kAlignmentCost of kernel/cuda/plan.cuh."""
+TILE_COST = 4
+"""kAlignmentCost and kTileCost of kernel/cuda/plan.cuh."""
 
 # ---- Cards ---------------------------------------------------------------------------------------------------------
 
@@ -95,9 +96,10 @@ def steps(cell: Cell) -> int:
 
 
 def share(cell: Cell, multiprocessors: int) -> int:
-    """Steps of the busiest multiprocessor: an even share, or up to ALIGNMENT_COST more where every tile then begins one
-    (kernel/cuda/plan.cuh)."""
-    even = max(math.ceil(steps(cell) / multiprocessors), 1)
+    """Steps of the busiest multiprocessor, TILE_COST for each tile among them: an even share, or up to ALIGNMENT_COST more
+    where every tile then begins one (kernel/cuda/plan.cuh)."""
+    tiles = _tiles(cell) * len(cell.lengths)
+    even = max(math.ceil((steps(cell) + TILE_COST * tiles) / multiprocessors), 1)
     for aligned in range(even, even + ALIGNMENT_COST + 1):
         if sum(_tiles(cell) * math.ceil(blocks / aligned) for blocks in _blocks(cell)) <= multiprocessors:
             return aligned

@@ -1,4 +1,4 @@
-/* Filling a stage with rows from global memory: by bulk copies, one lane a row, each warp 8 rows of its own.
+/* Filling a stage with rows from global memory: by bulk copies, each warp 8 rows of its own.
  */
 #pragma once
 
@@ -11,7 +11,6 @@ constexpr int kFillingWarps = 4;
 constexpr int kRowsPerWarp = kKeys / kFillingWarps;
 constexpr uint32_t kAllRows = (1u << kRowsPerWarp) - 1;
 static_assert(kGroupWarps == kFillingWarps && kLoaderThreads == 32 * kFillingWarps);
-static_assert(kGroupRows == kKeys, "a group's queries fill a stage too");
 
 /* One of the four warps that fill a stage together. */
 class Filler {
@@ -36,7 +35,7 @@ class Filler {
     __syncwarp();
     const uint32_t to = address(count, 0) + offset;
     if (rows == kAllRows) {
-      // A copy's operands are its warp's. Said of each lane by itself, the compiler makes a loop of 100 clocks a row.
+      // A copy's operands are its warp's. With each lane's own, the compiler makes a loop of 100 clocks a row.
 #pragma unroll
       for (int first = 0; first < kRowsPerWarp; first += kAtOnce) {
         const void* row[kAtOnce];

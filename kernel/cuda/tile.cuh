@@ -50,7 +50,7 @@ constexpr int kOutboxBytes = (kGroupWarps - 1) * kMessageBytes;
 /* Byte offsets in dynamic shared memory. */
 struct Shared {
   static constexpr int kStageBytes = kKeys * kKeyPitch;
-  static constexpr int kStages = 0;                 // two stages of keys, or of draft values, or of queries
+  static constexpr int kStages = 0;                 // two stages of keys, or of draft values
   static constexpr int kOutboxes = 2 * kStageBytes;  // [group][warp] messages, and P in their place
   static constexpr int kRowFactor = kOutboxes + kGroups * kGroupWarps * kOutboxBytes;  // [row] float: rescales O
   static constexpr int kVisible = kRowFactor + kRows * 4;        // [compute thread] byte: draft keys that its row sees

@@ -22,7 +22,7 @@ def test_steps_are_row_tiles_times_key_blocks() -> None:
         (Cell(1, 8, 16, 1 << 10), 1),
         (Cell(1, 8, 16, 128 << 10), 63),  # an even share, in which each of both tiles begins one
         (Cell(1, 16, 32, 32 << 10), 65),  # two more than that
-        (Cell(8, 16, 32, 8 << 10), 125),  # for which two more would not do
+        (Cell(8, 16, 32, 8 << 10), 127),  # for which two more would not do; 125 and what tiles cost
         (Cell(1, 8, 8, 128 << 10, short=3), 32),
     ],
     ids=lambda x: x.key if isinstance(x, Cell) else None,
@@ -37,6 +37,7 @@ def test_the_counts_are_those_of_the_kernel() -> None:
         "kRows": model.STEP_ROWS,
         "kKeys": model.STEP_KEYS,
         "kAlignmentCost": model.ALIGNMENT_COST,
+        "kTileCost": model.TILE_COST,
     }.items():
         assert f"constexpr int {name} = {value};" in header
     assert model.STEP_FLOPS == 2 * model.STEP_ROWS * model.STEP_KEYS * (QK_DIM + V_DIM)
@@ -51,7 +52,7 @@ def test_widening_an_fp8_pool_takes_shared_memory() -> None:
 
 def test_a_step_of_the_h200_takes_what_was_worked_out() -> None:
     card = model.Card("H200", 132, mma=647e6, copy=4.242e6, mhz=1830)
-    one = model.terms_us(Cell(1, 8, 8, 32 * 131), card)  # 132 steps: one each
+    one = model.terms_us(Cell(1, 8, 8, 32 * 127), card)  # 128 steps and a tile's cost: one each
     assert one["mma"] * card.mhz == pytest.approx(1660, rel=0.02)  # clocks
     assert one["shared memory"] * card.mhz == pytest.approx(1920)
 
