@@ -96,8 +96,8 @@ def steps(cell: Cell) -> int:
 
 
 def share(cell: Cell, multiprocessors: int) -> int:
-    """Steps of the busiest multiprocessor, TILE_COST for each tile among them: an even share, or up to ALIGNMENT_COST more
-    where every tile then begins one (kernel/cuda/plan.cuh)."""
+    """Steps of the busiest multiprocessor, TILE_COST for each tile among them: an even share, or up to ALIGNMENT_COST
+    more where every tile then begins one (kernel/cuda/plan.cuh)."""
     tiles = _tiles(cell) * len(cell.lengths)
     even = max(math.ceil((steps(cell) + TILE_COST * tiles) / multiprocessors), 1)
     for aligned in range(even, even + ALIGNMENT_COST + 1):

@@ -22,7 +22,7 @@ def test_steps_are_row_tiles_times_key_blocks() -> None:
         (Cell(1, 8, 16, 1 << 10), 1),
         (Cell(1, 8, 16, 128 << 10), 63),  # an even share, in which each of both tiles begins one
         (Cell(1, 16, 32, 32 << 10), 65),  # two more than that
-        (Cell(8, 16, 32, 8 << 10), 127),  # for which two more would not do; 125 and what tiles cost
+        (Cell(8, 16, 32, 8 << 10), 129),  # even are 127, tiles' cost among them; two more let each begin a share
         (Cell(1, 8, 8, 128 << 10, short=3), 32),
     ],
     ids=lambda x: x.key if isinstance(x, Cell) else None,
