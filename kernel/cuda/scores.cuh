@@ -177,7 +177,7 @@ struct Softmax {
 
   /* Adds the messages up and turns scores into P, which takes their place. `visible`: bit i is set where the thread's
    * row sees key_of(lane, i). `carry` scales what O holds so far, beside the softmax; by how much O of each row must be
-   * rescaled is left in shared memory. */
+   * rescaled is left in shared memory. Returns whether this row's must. */
   __device__ __forceinline__ bool add(Scores own, uint32_t visible, float scale, float carry, const Seat& me,
                                       unsigned char* shared) {
     const uint32_t lane = me.lane();

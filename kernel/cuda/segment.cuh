@@ -1,5 +1,6 @@
 /* A segment: the consecutive key blocks of one row tile that one CTA walks, as steps of one shared-memory stage each.
- * A prefix block is one step, since a pool row is key and value in one. A draft block is two: keys, then values, which the caller passes in a tensor of their own.
+ * A prefix block is one step, since a pool row is key and value in one. A draft block is two: keys, then values, which
+ * the caller passes in a tensor of their own.
  */
 #pragma once
 
