@@ -63,7 +63,8 @@ struct Request {
 
 KDTREE_HD Request load_request(const kdtree_verify_args& args, int64_t request) {
   Request r = {};
-  // Both windows are read before either is looked at: on a device their latencies overlap.
+  // All that is needed is read before any of it is looked at: on a device the latencies overlap.
+  const int64_t mask = args.mask != nullptr ? load_index(args.mask_indptr, args.mask_indptr_dtype, request) : 0;
   const Window rows = load_window(args.qo_indptr, args.qo_indptr_dtype, request, args.tokens);
   const Window prefix = load_window(args.kv_indptr, args.kv_indptr_dtype, request, args.kv_indices_len);
   const bool cut = rows.length > args.max_q_len;
@@ -78,7 +79,7 @@ KDTREE_HD Request load_request(const kdtree_verify_args& args, int64_t request) 
 
   r.sees_drafts = true;
   if (args.mask != nullptr) {
-    r.mask = load_index(args.mask_indptr, args.mask_indptr_dtype, request);
+    r.mask = mask;
     const int64_t bytes = r.rows * (r.prefix_len + r.rows);  // no overflow: counts are limited to MAX_COUNT
     r.sees_drafts = r.mask >= 0 && r.mask <= args.mask_len && bytes <= args.mask_len - r.mask;
     r.refused += !r.sees_drafts;

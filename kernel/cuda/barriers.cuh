@@ -1,7 +1,8 @@
 /* The CTA's barriers: who waits for whom.
  *
- * Named ones, and for empty stages an mbarrier each. A thread that only tells others arrives and goes on; its memory
- * accesses before that come before those of the threads that it lets through. Named barrier 0 is __syncthreads.
+ * Named ones, all 16 that a CTA has: compute-sanitizer's racecheck follows them, while an mbarrier on which one lane
+ * arrives for its warp it does not. A thread that only tells others arrives and goes on; its memory accesses before that
+ * come before those of the threads that it lets through. Named barrier 0 is __syncthreads.
  */
 #pragma once
 
@@ -17,7 +18,8 @@ enum BarrierId {
   kGroupsBarrier = 9,   // both groups
   kLoaderBarrier = 10,  // the loaders among themselves
   kReadyBarrier = 11,   // [group]: the loaders are through with a segment
-  kSegmentBarrier = 13  // group 0 tells the loaders that the next one is described
+  kSegmentBarrier = 13, // group 0 tells the loaders that the next one is described
+  kEmptyBarrier = 14    // [stage]: both groups have read the stage
 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -39,11 +41,6 @@ __device__ __forceinline__ bool barrier_any(int id, int threads, bool any) {
   return result != 0;
 }
 
-__device__ __forceinline__ uint32_t empty_barrier(const unsigned char* shared, int count) {
-  return shared_address(shared + Shared::kEmptyBarriers) + count % 2 * 8;
-}
-constexpr int kEmptyArrivals = kComputeThreads / 32;
-
 /* One of two barriers, `first` and the next, by the group: the number stands in the instruction, no register holds it.
  * Where it is used and where barrier_sync is what lets ptxas do without spills on sm_90a and sm_120a alike. */
 template <int first, int threads>
@@ -61,9 +58,12 @@ __device__ __forceinline__ void group_arrive(uint32_t group) {
     barrier_arrive(first + 1, threads);
 }
 
-/* Loaders: the stage that step `count` of the CTA goes into, the second before it having been read. */
-__device__ __forceinline__ void wait_empty(const unsigned char* shared, int count) {
-  if (count >= 2) mbarrier_wait(empty_barrier(shared, count), count / 2 % 2 ^ 1);
+/* Loaders: until both groups have read the stage of step `count` of the CTA. */
+__device__ __forceinline__ void wait_read(int count) { barrier_sync(kEmptyBarrier + count % 2, kThreads); }
+
+/* Loaders: until step `count` may be loaded, the one before it in its stage having been read. */
+__device__ __forceinline__ void wait_empty(int count) {
+  if (count >= 2) wait_read(count - 2);
 }
 
 /* Loaders: it is filled. */
@@ -79,10 +79,7 @@ __device__ __forceinline__ void wait_full(int group, int count) {
 }
 
 /* A group: it has read the stage. */
-__device__ __forceinline__ void tell_empty(const unsigned char* shared, int count) {
-  __syncwarp();
-  if (lane_id() == 0) mbarrier_arrive(empty_barrier(shared, count));
-}
+__device__ __forceinline__ void tell_empty(int count) { barrier_arrive(kEmptyBarrier + count % 2, kThreads); }
 
 /* Groups: until all have done with a segment, so that the next one may be described. */
 __device__ __forceinline__ void end_segment(int group) {

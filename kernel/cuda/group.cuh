@@ -40,7 +40,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.add(values, me_, shared_address(shared_));
-      tell_empty(shared_, count);
+      tell_empty(count);
     }
     const int end = count + uniform(segment().draft_steps);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
@@ -49,7 +49,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
       carry = 1.f;
-      tell_empty(shared_, count);
+      tell_empty(count);
       wait_full(me_.group(), count + 1);
       if (stage_bits(count + 1) == 0) {
         values.begin(stage_address(count + 1), me_);
@@ -57,7 +57,7 @@ class Group {
       } else {
         output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
       }
-      tell_empty(shared_, count + 1);
+      tell_empty(count + 1);
     }
     if (me_.group() * kGroupRows < segment().rows) store(segment(), output, softmax, carry);
   }
@@ -85,7 +85,7 @@ class Group {
     const Scores own = multiplication.run(query, me_, shared_);
     give_turn(me_.group());
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
-    const bool moved = softmax.add(own, visible(), args_.sm_scale * kLog2E * key_scale, carry, me_, shared_);
+    const bool moved = softmax.add(own, visible(), anew(args_.sm_scale) * kLog2E * key_scale, carry, me_, shared_);
     values.begin(stage_address(count), me_);
     if (barrier_any(kGroupBarrier + me_.group(), kGroupThreads, moved)) output.rescale(shared_, me_);
   }
@@ -123,14 +123,18 @@ class Group {
 #pragma unroll
     for (int octet = 0; octet < Output::kRowParts; ++octet) {
       const int row = me_.group() * kGroupRows + octet * 8 + me_.lane() / 4;
-      if (row >= segment.rows) continue;
       const float factor = factors[row];
       uint16_t* const to = result_row(args_, segment.request.row, segment.first_row + row) + me_.warp() * kWarpCols +
-                           me_.lane() % 4 * 2;
+                           me_.lane() % 4 * 8;
 #pragma unroll
-      for (int n = 0; n < Output::kColumnTiles; ++n)
-        *reinterpret_cast<uint32_t*>(to + n * 8) =
-            pack_bf16(output.at(octet, n, 0) * factor, output.at(octet, n, 1) * factor);
+      for (int n = 0; n < Output::kColumnTiles; n += 4) {
+        uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          pair[i] = pack_bf16(output.at(octet, n + i, 0) * factor, output.at(octet, n + i, 1) * factor);
+        transpose_quads(pair);  // a lane then has 8 neighbours, of column tile n + lane % 4
+        if (row < segment.rows) *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+      }
     }
   }
 

@@ -1,6 +1,6 @@
 /* The loader warps: they fill the stages with keys and draft values.
  *
- * With a stage go 32 bits, 8 of each loader warp's rows: of keys, which of them exist; of draft values, whether one is
+ * With a stage go 32 bits, 8 of each loader warp's rows: of a prefix, which keys exist; of draft values, whether one is
  * NaN or Inf (not 0).
  *
  * Rows of an fp8 pool are copied to the end of the places that they fill as bf16, then widened in place.
@@ -23,13 +23,18 @@ class Loader {
     while (true) {
       wait_segment();
       const Segment& segment = segment_of(shared_);
-      if (segment.last) return;
+      if (segment.last) return wait_for_readers(segment.first_step);
       load(segment, segment.first_step);
       tell_ready();
     }
   }
 
  private:
+  /* Of the last steps of `steps`: that nobody's arrival is left over. */
+  __device__ __forceinline__ static void wait_for_readers(int steps) {
+    for (int count = max(steps - 2, 0); count < steps; ++count) wait_read(count);
+  }
+
   /* All steps of a segment from `count` on, which are those of keys and draft values. */
   __device__ __forceinline__ void load(const Segment& segment, int count) const {
     int left = segment.prefix_keys;
@@ -41,7 +46,7 @@ class Loader {
       const void* const from = exists ? static_cast<const char*>(args_.pool) + slot * pool_stride() : nullptr;
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
-      wait_empty(shared_, count);
+      wait_empty(count);
       const uint32_t rows =
           filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0);
       tell_bits(count, rows);
@@ -56,20 +61,28 @@ class Loader {
       if (fp8_pool || rows != kAllRows) fence_stores_before_bulk_copies();
     }
     const int end = count + segment.draft_steps;
+    int started = count;  // steps before this one have been
+    const auto start = [&](int upto, int first) {
 #pragma unroll 1
-    for (int first = segment.draft_key; count < end; ++count) {
-      fence_stores_before_bulk_copies();
-      const bool keys = (end - count) % 2 == 0;
-      wait_empty(shared_, count);
-      tell_bits(count, filler_.start(count, draft_row(segment, keys, first + filler_.row()),
-                                     (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2));
-      if (keys) mark_visible(segment, first);
-      filler_.wait(count);
-      if (!keys) {
-        find_nonfinite(count);
-        first += kKeys;
+      for (; started < upto; ++started) {
+        fence_stores_before_bulk_copies();
+        wait_empty(started);
+        const bool keys = (end - started) % 2 == 0;
+        filler_.start(started, draft_row(segment, keys, first + filler_.row()),
+                      (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2);
       }
+    };
+#pragma unroll 1
+    for (int first = segment.draft_key; count < end; count += 2, first += kKeys) {
+      // A segment that begins here finds both stages empty: its values need not wait for its keys.
+      start(count == segment.first_step ? count + 2 : count + 1, first);
+      mark_visible(segment, first);
+      filler_.wait(count);
       tell_full(count);
+      start(count + 2, first);
+      filler_.wait(count + 1);
+      find_nonfinite(count + 1);
+      tell_full(count + 1);
     }
     fence_stores_before_bulk_copies();
   }

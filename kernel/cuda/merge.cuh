@@ -1,8 +1,9 @@
 /* Joins the parts of tiles that several CTAs walked, by log-sum-exp, and adds the call to the layer's record.
  *
- * Grid.  A fixed number of CTAs of 16 warps. Every CTA finds the work by a scan of the reports and takes each
- * gridDim.x-th item: of a tile in few parts, 8 rows, two warps each; of a tile in many, one row, whose parts eight
- * pairs of warps share. A thread has 8 neighbouring elements of PartialTile::out.
+ * Grid.  A fixed number of CTAs of 8 pairs of warps, all of which fit on the device at once. Every CTA finds the work by
+ * a scan of the reports and takes each gridDim.x-th item: a few rows of one tile. A thread has 8 neighbouring elements
+ * of PartialTile::out, so that a pair has a row. The more parts a tile is in, the more pairs share a row's: most often
+ * no thread loads more than 8, which it does at once.
  */
 #pragma once
 
@@ -18,145 +19,143 @@ constexpr int kMergeWarps = kMergeThreads / 32;
 constexpr int kMergeCtasPerMultiprocessor = 2;
 constexpr int kMergeElements = 8;  // of a thread, 16 bytes
 constexpr int kRowThreads = KDTREE_V_DIM / kMergeElements;
-constexpr int kMergeGroups = kMergeThreads / kRowThreads;
+constexpr int kPairs = kMergeThreads / kRowThreads;
+static_assert(kRowThreads == 64, "a pair of warps");
 static_assert(kMaxCtas <= kMergeThreads, "one thread scans one report");
+static_assert(kMaxCtas <= kPairs * 32, "each lane weighs one of a pair's parts");
 
-/* A tile in more parts than this gives a row's parts to all warps of a CTA. */
-constexpr int kFewParts = 8;
 /* Parts of a row that a thread loads at once, before it knows what they weigh. */
 constexpr int kEarlyParts = 8;
 
 struct MergeShared {
   int warp_items[kMergeWarps];
+  int upto[kMergeThreads];  // items of the reports up to this one
   unsigned long long refused;
-  CtaReport report;        // which tells of the tile
-  int cta, item;           // whose it is, and which of the tile's items is next
-  float weight[kMaxCtas];  // of each part of a row
-  float sum;               // the row's denominator
-  float group[kMergeGroups][KDTREE_V_DIM];
+  volatile int cta, item;  // whose report tells of the tile, and which of its items; read anew, for registers' sake
+  float2 stats[kPairs];  // of each pair's parts together, as of a part
+  float sum[kPairs][KDTREE_V_DIM];
 };
+
+/* How many pairs share a row that is in so many parts, as a power of two. */
+__device__ __forceinline__ int team_log2(int parts) {
+  return parts <= kEarlyParts ? 0 : parts <= 2 * kEarlyParts ? 1 : parts <= 4 * kEarlyParts ? 2 : 3;
+}
+static_assert(kPairs == 1 << 3);
 
 __device__ __forceinline__ int items_of(const CtaReport& report) {
-  return report.parts <= kFewParts ? (report.rows + kMergeGroups - 1) / kMergeGroups : report.rows;
+  const int rows = kPairs >> team_log2(report.parts);  // of an item
+  return (report.rows + rows - 1) / rows;
 }
 
-__device__ __forceinline__ const PartialTile& part_of(const Workspace& workspace, int cta, int part) {
-  return part == 0 ? workspace.tail(cta) : workspace.front(cta + part);
-}
+/* What a part's maximum is taken relative to: where nothing has been seen, weights shall be 0 and not NaN. */
+__device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.f : max; }
 
-/* What a row's parts weigh, 2^(their maximum - the row's), stored as store(part, weight); one warp does it together.
- * Returns the row's denominator. */
-template <typename StoreWeight>
-__device__ __forceinline__ float weigh_parts(const Workspace& workspace, int cta, int parts, int row,
-                                             StoreWeight store) {
-  const int lane = threadIdx.x % 32;
-  const auto stats = [&](int i) {
-    return i < parts ? part_of(workspace, cta, i).stats[row] : make_float2(-INFINITY, kNothingSeen);
-  };
-  const float2 first = stats(lane), second = stats(lane + 32);  // more parts than 64 are rare
-  float highest = fmaxf(first.x, second.x), sum = kNothingSeen;
-  for (int i = lane + 64; i < parts; i += 32) highest = fmaxf(highest, stats(i).x);
-  highest = warp_all(highest, [](float a, float b) { return fmaxf(a, b); });
-  const float shift = highest == -INFINITY ? 0.f : highest;
-  for (int i = lane; i < parts; i += 32) {
-    const float2 part = i < 32 ? first : i < 64 ? second : stats(i);
-    const float weight = exp2_fast(part.x - shift);
-    sum += weight * part.y;
-    store(i, weight);
+/* What one warp knows of its pair's parts of a row, first + i * step for i = 0 .. count-1; lane i of the i-th. */
+class Parts {
+ public:
+  __device__ __forceinline__ Parts(const Workspace& workspace, int cta, int row, int first, int step, int count)
+      : tiles_(&workspace.front(cta + first)), row_(row), tail_(first == 0), step_(2 * step), count_(count) {}
+
+  __device__ __forceinline__ int count() const { return count_; }
+
+  /* This thread's 8 elements of part i, as they lie in the workspace. */
+  __device__ __forceinline__ uint4 elements(int i) const {
+    return reinterpret_cast<const uint4*>(part(i).out[row_])[threadIdx.x % kRowThreads];
   }
-  return warp_all(sum, [](float a, float b) { return a + b; });
-}
 
-/* 8 elements of a row's part, as they lie in the workspace, and what they are multiplied by besides the weight. */
-struct Elements {
-  uint4 halves;
-  float scale;
+  /* Finds what parts weigh, 2^(their maximum - that of all of them); returns that maximum and their denominator. */
+  __device__ __forceinline__ float2 weigh() {
+    const bool mine = lane_id() < count_;
+    const float2 stats = mine ? part(lane_id()).stats[row_] : make_float2(-INFINITY, kNothingSeen);
+    if (mine) scale_ = *reinterpret_cast<const float2*>(&part(lane_id()).scale[row_][threadIdx.x % kRowThreads / 32 * 2]);
+    const float max = warp_all(stats.x, [](float a, float b) { return fmaxf(a, b); });
+    const float weight = exp2_fast(stats.x - shift_of(max)), sum = weight * stats.y;
+    scale_.x *= weight, scale_.y *= weight;
+    return make_float2(max, warp_all(sum, [](float a, float b) { return a + b; }));
+  }
+
+  /* Adds part i's elements; all of the warp's lanes together. */
+  __device__ __forceinline__ void add(float (&sum)[kMergeElements], int i, const uint4& elements) const {
+    const float left = __shfl_sync(~0u, scale_.x, i), right = __shfl_sync(~0u, scale_.y, i);
+    const float weight = lane_id() < 16 ? left : right;  // a warp has elements of two of the compute warps
+    const uint32_t halves[4] = {elements.x, elements.y, elements.z, elements.w};
+#pragma unroll
+    for (int p = 0; p < kMergeElements / 2; ++p) {
+      const float2 pair = unpack_f16(halves[p]);
+      sum[2 * p] += weight * pair.x;
+      sum[2 * p + 1] += weight * pair.y;
+    }
+  }
+
+ private:
+  /* The tail of the first CTA, the fronts of the others. */
+  __device__ __forceinline__ const PartialTile& part(int i) const { return tiles_[i * step_ + (i == 0 ? tail_ : 0)]; }
+
+  const PartialTile* const tiles_;
+  const int row_, tail_, step_, count_;
+  float2 scale_ = {};  // the weight, and what elements of either compute warp are multiplied by besides
 };
+static_assert(kWarpCols == 16 * kMergeElements, "half a warp has one compute warp's");
 
-__device__ __forceinline__ Elements load_elements(const Workspace& workspace, int cta, int part, int row, int place) {
-  const PartialTile& tile = part_of(workspace, cta, part);
-  return {reinterpret_cast<const uint4*>(tile.out[row])[place],
-          tile.scale[row][place / (kRowThreads / kGroupWarps)]};
-}
-
-__device__ __forceinline__ void add_weighted(float (&sum)[kMergeElements], const Elements& elements, float weight) {
-  const uint32_t halves[4] = {elements.halves.x, elements.halves.y, elements.halves.z, elements.halves.w};
-  weight *= elements.scale;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack_f16(halves[i]);
-    sum[2 * i] += weight * pair.x;
-    sum[2 * i + 1] += weight * pair.y;
-  }
-}
-
-__device__ __forceinline__ void store_merged(uint16_t* row, int place, const float (&sum)[kMergeElements],
-                                             float scale) {
-#pragma unroll
-  for (int i = 0; i < kMergeElements; i += 2)
-    *reinterpret_cast<uint32_t*>(row + partial_column(place * kMergeElements + i)) =
-        pack_bf16(sum[i] * scale, sum[i + 1] * scale);
-}
-
-/* One row of a tile in few parts, by two warps, each of which weighs the parts for itself. */
-__device__ __forceinline__ void merge_few(const kdtree_verify_args& args, const Workspace& workspace,
-                                          const CtaReport& report, int cta, int row) {
-  if (row >= report.rows) return;
-  const int place = threadIdx.x % kRowThreads, parts = report.parts;
-  Elements early[kFewParts];
-#pragma unroll
-  for (int i = 0; i < kFewParts; ++i)
-    if (i < parts) early[i] = load_elements(workspace, cta, i, row, place);
-  float mine = 0.f;  // the weight of part `lane`
-  const float total = weigh_parts(workspace, cta, parts, row, [&](int i, float weight) {
-    if (i < 32) mine = weight;
-  });
+/* An item; all threads together. */
+__device__ __forceinline__ void merge_rows(MergeShared& shared, const kdtree_verify_args& args,
+                                           const Workspace& workspace) {
+  const auto report = [&]() -> const CtaReport& { return workspace.reports[shared.cta]; };  // all were just read
+  const int log2 = team_log2(report().parts), team = 1 << log2;
+  const int pair = threadIdx.x / kRowThreads, place = threadIdx.x % kRowThreads, first = pair % team;
+  const auto row = [&] { return shared.item * (kPairs >> log2) + (pair >> log2); };
+  const bool exists = row() < report().rows;
   float sum[kMergeElements] = {};
+  float2 stats = {};
+  if (exists) {
+    Parts parts(workspace, shared.cta, row(), first, team, (report().parts - first + team - 1) >> log2);
+    uint4 early[kEarlyParts];
 #pragma unroll
-  for (int i = 0; i < kFewParts; ++i) {
-    const float weight = __shfl_sync(~0u, mine, i);
-    if (i < parts) add_weighted(sum, early[i], weight);
-  }
-  store_merged(result_row(args, report.token, report.first_row + row), place, sum, reciprocal(total));
-}
-
-/* One row of a tile in many parts, by all threads. */
-__device__ __forceinline__ void merge_many(MergeShared& shared, const kdtree_verify_args& args,
-                                           const Workspace& workspace, int cta, int row) {
-  const CtaReport& report = shared.report;
-  const int parts = report.parts;
-  const int group = threadIdx.x / kRowThreads, place = threadIdx.x % kRowThreads;
-  Elements early[kEarlyParts];
+    for (int i = 0; i < kEarlyParts; ++i)
+      if (i < parts.count()) early[i] = parts.elements(i);
+    stats = parts.weigh();
 #pragma unroll
-  for (int e = 0; e < kEarlyParts; ++e)
-    if (group + e * kMergeGroups < parts)
-      early[e] = load_elements(workspace, cta, group + e * kMergeGroups, row, place);
-  if (threadIdx.x < 32) {
-    const float total =
-        weigh_parts(workspace, cta, parts, row, [&](int part, float weight) { shared.weight[part] = weight; });
-    if (threadIdx.x == 0) shared.sum = total;
+    for (int i = 0; i < kEarlyParts; ++i)
+      if (i < parts.count()) parts.add(sum, i, early[i]);
+#pragma unroll 1
+    for (int i = kEarlyParts; i < parts.count(); ++i) parts.add(sum, i, parts.elements(i));
   }
+  const auto result = [&] { return result_row(args, report().token, report().first_row + row()); };
+  if (team == 1) {
+    const float scale = reciprocal(stats.y);
+    uint32_t packed[4];
+#pragma unroll
+    for (int p = 0; p < 4; ++p) packed[p] = pack_bf16(sum[2 * p] * scale, sum[2 * p + 1] * scale);
+    transpose_quads(packed);
+    // Of a quad's four column tiles this lane has the lane % 4 th now.
+    if (exists)
+      *reinterpret_cast<uint4*>(result() + partial_column(place / 4 * 32) + place % 4 * 8) =
+          make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    return;
+  }
+  if (place == 0) shared.stats[pair] = stats;
+  float4* const own = reinterpret_cast<float4*>(&shared.sum[pair][place * kMergeElements]);
+  own[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), own[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
   __syncthreads();
-  float sum[kMergeElements] = {};
-#pragma unroll
-  for (int e = 0; e < kEarlyParts; ++e)
-    if (group + e * kMergeGroups < parts) add_weighted(sum, early[e], shared.weight[group + e * kMergeGroups]);
+  if (!exists) return;
+  uint16_t* const to = result();
+  const int begin = pair - first, end = begin + team;
+  float highest = -INFINITY;
+  for (int i = begin; i < end; ++i) highest = fmaxf(highest, shared.stats[i].x);
+  for (int at = (first * kRowThreads + place) * 2; at < KDTREE_V_DIM; at += team * kRowThreads * 2) {
+    float left = 0.f, right = 0.f, total = kNothingSeen;
 #pragma unroll 2
-  for (int i = group + kEarlyParts * kMergeGroups; i < parts; i += kMergeGroups)
-    add_weighted(sum, load_elements(workspace, cta, i, row, place), shared.weight[i]);
-#pragma unroll
-  for (int i = 0; i < kMergeElements; ++i) shared.group[group][i * kRowThreads + place] = sum[i];
-  __syncthreads();
-  if (group != 0) return;
-#pragma unroll
-  for (int i = 0; i < kMergeElements; ++i) {
-#pragma unroll
-    for (int g = 1; g < kMergeGroups; ++g) sum[i] += shared.group[g][i * kRowThreads + place];
+    for (int i = begin; i < end; ++i) {
+      const float factor = exp2_fast(shared.stats[i].x - shift_of(highest));
+      const float2 both = *reinterpret_cast<const float2*>(&shared.sum[i][at]);
+      total += factor * shared.stats[i].y, left += factor * both.x, right += factor * both.y;
+    }
+    const float scale = reciprocal(total);
+    *reinterpret_cast<uint32_t*>(to + partial_column(at)) = pack_bf16(left * scale, right * scale);
   }
-  store_merged(result_row(args, report.token, report.first_row + row), place, sum, reciprocal(shared.sum));
 }
 
-extern "C" __global__ void __launch_bounds__(kMergeThreads)
+extern "C" __global__ void __launch_bounds__(kMergeThreads, kMergeCtasPerMultiprocessor)
     kdtree_merge(const __grid_constant__ kdtree_verify_args args, const __grid_constant__ Workspace workspace,
                  int ctas) {
   __shared__ MergeShared shared;
@@ -164,36 +163,27 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads)
   wait_for_dependency();
   const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
-  CtaReport own = {};
-  if (reports) {
-    const CtaReport& report = workspace.reports[threadIdx.x];
-    own.rows = report.rows, own.parts = report.parts;
-    own.refused = report.refused, own.query_rows = report.query_rows;
-    if (own.parts > 0) own.token = report.token, own.first_row = report.first_row;  // else nobody wrote them
-  }
-  const int items = items_of(own);
-  const bool records = blockIdx.x == 0 && args.record != nullptr;
+  const CtaReport& own = workspace.reports[threadIdx.x];
+  const int items = reports ? items_of(own) : 0;
+  const bool records = blockIdx.x == gridDim.x - 1 && args.record != nullptr;  // a CTA that has no item, most often
   if (threadIdx.x == 0) shared.refused = 0;
 
   const int upto = warp_prefix_sum(items);
   if (threadIdx.x % 32 == 31) shared.warp_items[warp] = upto;
   __syncthreads();
-  if (records && reports)
-    atomicAdd(&shared.refused, static_cast<unsigned long long>(own.refused));
-  int before = upto - items, total = 0;
+  if (records && reports) atomicAdd(&shared.refused, static_cast<unsigned long long>(own.refused));
+  int before = upto - items;
 #pragma unroll
-  for (int w = 0; w < kMergeWarps; ++w) {
+  for (int w = 0; w < kMergeWarps; ++w)
     if (w < warp) before += shared.warp_items[w];
-    total += shared.warp_items[w];
-  }
+  shared.upto[threadIdx.x] = before + items;
+  __syncthreads();
 
-  for (int i = blockIdx.x; i < total; i += gridDim.x) {
-    if (i >= before && i < before + items) shared.report = own, shared.cta = threadIdx.x, shared.item = i - before;
+  for (int i = blockIdx.x; i < shared.upto[kMergeThreads - 1]; i += gridDim.x) {
+    const int cta = anew(threadIdx.x), before = cta == 0 ? 0 : shared.upto[cta - 1];
+    if (i >= before && i < shared.upto[cta]) shared.cta = cta, shared.item = i - before;
     __syncthreads();
-    if (shared.report.parts <= kFewParts)
-      merge_few(args, workspace, shared.report, shared.cta, shared.item * kMergeGroups + threadIdx.x / kRowThreads);
-    else
-      merge_many(shared, args, workspace, shared.cta, shared.item);
+    merge_rows(shared, args, workspace);
     __syncthreads();
   }
 

@@ -80,6 +80,11 @@ __device__ __forceinline__ Request measure(const kdtree_verify_args& args, Plan&
   return own;
 }
 
+/* Of numbers from 0 on; 64 bits are divided by a loop of hundreds of clocks, and hardly ever needed. */
+__device__ __forceinline__ int divide(int64_t a, int b) {
+  return static_cast<int>(a >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b);
+}
+
 __device__ __forceinline__ int ceil_div(int a, int b) {
   return (static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) / static_cast<uint32_t>(b);
 }
@@ -88,21 +93,28 @@ __device__ __forceinline__ int ceil_div(int a, int b) {
 __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& plan, const RequestSize* sizes,
                                           const Request& own) {
   const int lane = threadIdx.x % 32, ctas = gridDim.x;
-  int64_t units = 0;
+  int64_t blocks = 0, tiles = 0;
 #pragma unroll 1
-  for (int i = lane; i < args.batch; i += 32) units += int64_t{sizes[i].tiles} * (sizes[i].blocks + kTileCost);
-  units = warp_sum(units);
-  int share = max(static_cast<int>((units + ctas - 1) / ctas), 1);
+  for (int i = lane; i < args.batch; i += 32) {
+    blocks += int64_t{sizes[i].tiles} * sizes[i].blocks;
+    tiles += sizes[i].tiles;
+  }
+  blocks = warp_sum(blocks), tiles = warp_sum(tiles);
+  const int64_t units = blocks + tiles * kTileCost;
+  int share = max(divide(units + ctas - 1, ctas), 1);
 
   bool aligned = false;
+  if (tiles <= ctas) {  // so that a tile's cost is a few units of a share at most
+    int tried = max(divide(blocks + ctas - 1, ctas), 1);
 #pragma unroll 1
-  for (int more = 0; more <= kAlignmentCost && !aligned; ++more) {
-    int taken = 0;  // CTAs, if every tile began a share
+    for (; tried <= share + kAlignmentCost && !aligned; ++tried) {
+      int taken = 0;  // CTAs, if every tile began a share
 #pragma unroll 1
-    for (int i = lane; i < args.batch; i += 32)
-      taken += min(sizes[i].tiles, ctas + 1) * min(ceil_div(sizes[i].blocks, share + more), ctas + 1);
-    aligned = __reduce_add_sync(~0u, min(taken, ctas + 1)) <= ctas;
-    if (aligned) share += more;
+      for (int i = lane; i < args.batch; i += 32)
+        taken += sizes[i].tiles * min(ceil_div(sizes[i].blocks, tried), ctas + 1);
+      aligned = __reduce_add_sync(~0u, min(taken, ctas + 1)) <= ctas;
+    }
+    if (aligned) share = tried - 1;
   }
 
   int64_t unit = int64_t{share} * blockIdx.x;  // counted from the first of the next 32 requests
@@ -118,7 +130,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
     if (offset >= 0 && offset < here) {
       plan.current = first == 0 ? own : load_request(args, first + lane);
       plan.request = first + lane;
-      plan.tile = static_cast<int>(offset / tile_units);
+      plan.tile = divide(offset, tile_units);
       plan.block = static_cast<int>(offset - int64_t{plan.tile} * tile_units) - before;
       plan.share = share;
       plan.left = aligned ? min(share, mine.blocks - plan.block)

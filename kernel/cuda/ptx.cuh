@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include <type_traits>
+
 namespace kdtree {
 
 /* Read anew at each call: what is computed from it is then computed where it is used. The compiler would otherwise keep
@@ -16,7 +18,9 @@ __device__ __forceinline__ uint32_t lane_id() {
 /* The same, which the compiler takes for another, to the same end. */
 template <typename T>
 __device__ __forceinline__ T anew(T x) {
-  if constexpr (sizeof(T) == 8)
+  if constexpr (std::is_same_v<T, float>)
+    asm volatile("" : "+f"(x));
+  else if constexpr (sizeof(T) == 8)
     asm volatile("" : "+l"(x));
   else
     asm volatile("" : "+r"(x));
@@ -54,10 +58,6 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
 /* Arrives, and announces that copies will bring `bytes` more. */
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Waits for a phase's arrivals and bytes; phases have parity 0, 1, 0, ... */

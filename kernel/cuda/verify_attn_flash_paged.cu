@@ -41,13 +41,11 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   if (threadIdx.x == 0) plan.refused = plan.query_rows = 0;
   if (threadIdx.x == kThreads - 1) {
 #pragma unroll
-    for (int stage = 0; stage < 2; ++stage) {
+    for (int stage = 0; stage < 2; ++stage)
       mbarrier_init(shared_address(shared + Shared::kCopyBarriers) + stage * 8, kFillingWarps);
-      mbarrier_init(shared_address(shared + Shared::kEmptyBarriers) + stage * 8, kEmptyArrivals);
-    }
   }
   wait_for_dependency();  // what comes first above touches nothing that others may still read or write
-  if (threadIdx.x == 0) report_of(workspace).rows = report_of(workspace).parts = 0;
+  if (threadIdx.x == 0) report_of(workspace) = CtaReport{};
   __syncthreads();
   RequestSize* const sizes = reinterpret_cast<RequestSize*>(shared + Shared::kStages);
   const Request own = measure(args, plan, sizes);

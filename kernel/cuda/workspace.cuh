@@ -27,7 +27,7 @@ __device__ __forceinline__ int partial_column(int position) {
   return warp * kWarpCols + (4 * j + pair) * 8 + i * 2;
 }
 
-/* What each CTA says of itself: the unfinished tile that began in it, and what it counted. */
+/* What each CTA says of itself: the unfinished tile that began in it, and what it counted. Zeros at first. */
 struct CtaReport {
   int64_t token;      // first query token of the tile's request
   int32_t rows;       // of the tile; 0: no tile began here and was left unfinished
@@ -54,7 +54,7 @@ __device__ __forceinline__ CtaReport& report_of(const Workspace& workspace) {
   return workspace.reports[anew(blockIdx.x)];
 }
 
-/* Attention CTAs of a launch: one for each multiprocessor, as many as one block of the merge kernel can scan. */
-constexpr int kMaxCtas = 512;
+/* Attention CTAs of a launch: one for each multiprocessor, as many as a row may have parts in the merge kernel. */
+constexpr int kMaxCtas = 256;
 
 }  // namespace kdtree
