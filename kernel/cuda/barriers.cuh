@@ -1,8 +1,7 @@
 /* The CTA's barriers: who waits for whom.
  *
- * Named ones, all 16 that a CTA has: compute-sanitizer's racecheck follows them, while an mbarrier on which one lane
- * arrives for its warp it does not. A thread that only tells others arrives and goes on; its memory accesses before that
- * come before those of the threads that it lets through. Named barrier 0 is __syncthreads.
+ * Named ones, and for empty stages an mbarrier each. A thread that only tells others arrives and goes on; its memory
+ * accesses before that come before those of the threads that it lets through. Named barrier 0 is __syncthreads.
  */
 #pragma once
 
@@ -11,6 +10,15 @@
 
 namespace kdtree {
 
+/* Whether to build for compute-sanitizer's racecheck, which sees no order where several warps bar.arrive, nor where one
+ * lane arrives on an mbarrier for its warp (tests/gpu/racecheck.md). With it, they wait, or all lanes arrive: the same
+ * order, more slowly. */
+#ifdef KDTREE_FOR_RACECHECK
+constexpr bool kForRacecheck = true;
+#else
+constexpr bool kForRacecheck = false;
+#endif
+
 enum BarrierId {
   kFullBarrier = 1,     // [group][stage]: the loaders have filled the stage
   kGroupBarrier = 5,    // [group]: its warps among themselves
@@ -18,8 +26,7 @@ enum BarrierId {
   kGroupsBarrier = 9,   // both groups
   kLoaderBarrier = 10,  // the loaders among themselves
   kReadyBarrier = 11,   // [group]: the loaders are through with a segment
-  kSegmentBarrier = 13, // group 0 tells the loaders that the next one is described
-  kEmptyBarrier = 14    // [stage]: both groups have read the stage
+  kSegmentBarrier = 13  // group 0 tells the loaders that the next one is described
 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -28,6 +35,14 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
 
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Tells those who barrier_sync of what this thread did before. */
+__device__ __forceinline__ void barrier_tell(int id, int threads) {
+  if constexpr (kForRacecheck)
+    barrier_sync(id, threads);
+  else
+    barrier_arrive(id, threads);
 }
 
 /* barrier_sync, and whether `any` was true in one of the threads. */
@@ -40,6 +55,11 @@ __device__ __forceinline__ bool barrier_any(int id, int threads, bool any) {
       : "memory");
   return result != 0;
 }
+
+__device__ __forceinline__ uint32_t empty_barrier(const unsigned char* shared, int count) {
+  return shared_address(shared + Shared::kEmptyBarriers) + count % 2 * 8;
+}
+constexpr int kEmptyArrivals = kForRacecheck ? kComputeThreads : kComputeThreads / 32;
 
 /* One of two barriers, `first` and the next, by the group: the number stands in the instruction, no register holds it.
  * Where it is used and where barrier_sync is what lets ptxas do without spills on sm_90a and sm_120a alike. */
@@ -58,19 +78,16 @@ __device__ __forceinline__ void group_arrive(uint32_t group) {
     barrier_arrive(first + 1, threads);
 }
 
-/* Loaders: until both groups have read the stage of step `count` of the CTA. */
-__device__ __forceinline__ void wait_read(int count) { barrier_sync(kEmptyBarrier + count % 2, kThreads); }
-
-/* Loaders: until step `count` may be loaded, the one before it in its stage having been read. */
-__device__ __forceinline__ void wait_empty(int count) {
-  if (count >= 2) wait_read(count - 2);
+/* Loaders: the stage that step `count` of the CTA goes into, the second before it having been read. */
+__device__ __forceinline__ void wait_empty(const unsigned char* shared, int count) {
+  if (count >= 2) mbarrier_wait(empty_barrier(shared, count), count / 2 % 2 ^ 1);
 }
 
 /* Loaders: it is filled. */
 __device__ __forceinline__ void tell_full(int count) {
 #pragma unroll
   for (int group = 0; group < kGroups; ++group)
-    barrier_arrive(kFullBarrier + group * 2 + count % 2, kLoaderThreads + kGroupThreads);
+    barrier_tell(kFullBarrier + group * 2 + count % 2, kLoaderThreads + kGroupThreads);
 }
 
 /* A group: until the stage of its step `count` is filled. */
@@ -79,7 +96,10 @@ __device__ __forceinline__ void wait_full(int group, int count) {
 }
 
 /* A group: it has read the stage. */
-__device__ __forceinline__ void tell_empty(int count) { barrier_arrive(kEmptyBarrier + count % 2, kThreads); }
+__device__ __forceinline__ void tell_empty(const unsigned char* shared, int count) {
+  __syncwarp();
+  if (kForRacecheck || lane_id() == 0) mbarrier_arrive(empty_barrier(shared, count));
+}
 
 /* Groups: until all have done with a segment, so that the next one may be described. */
 __device__ __forceinline__ void end_segment(int group) {
@@ -90,13 +110,13 @@ __device__ __forceinline__ void end_segment(int group) {
 /* Groups: until it is. */
 __device__ __forceinline__ void begin_segment(int group) {
   barrier_sync(kGroupsBarrier, kComputeThreads);
-  if (group == 0) barrier_arrive(kSegmentBarrier, kGroupThreads + kLoaderThreads);
+  if (group == 0) barrier_tell(kSegmentBarrier, kGroupThreads + kLoaderThreads);
 }
 
 /* Loaders: they have done with a segment. */
 __device__ __forceinline__ void tell_ready() {
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) barrier_arrive(kReadyBarrier + group, kLoaderThreads + kGroupThreads);
+  for (int group = 0; group < kGroups; ++group) barrier_tell(kReadyBarrier + group, kLoaderThreads + kGroupThreads);
 }
 
 /* Loaders: until the next one is described. */

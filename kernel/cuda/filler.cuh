@@ -9,8 +9,11 @@ namespace kdtree {
 
 constexpr int kFillingWarps = 4;
 constexpr int kRowsPerWarp = kKeys / kFillingWarps;
-constexpr uint32_t kAllRows = (1u << kRowsPerWarp) - 1;
 static_assert(kGroupWarps == kFillingWarps && kLoaderThreads == 32 * kFillingWarps);
+
+/* What is copied where a row does not exist: no bit pattern of another request or of an unused slot ever enters a
+ * product. */
+__device__ __align__(128) const char kZeros[KDTREE_QK_DIM * 2] = {};
 
 /* One of the four warps that fill a stage together. */
 class Filler {
@@ -26,35 +29,26 @@ class Filler {
            (warp_ * kRowsPerWarp + i) * kKeyPitch;
   }
 
-  /* Starts to fill this warp's rows of step `count`'s stage: with `bytes` bytes from `from`, or with zeros where it is
-   * NULL, so that no bit pattern of another request or of an unused slot ever enters a product. Returns which of the
-   * rows exist; unless it is kAllRows, fence_stores_before_bulk_copies must follow before the stage is filled again. */
-  __device__ __forceinline__ uint32_t start(int count, const void* from, uint32_t bytes, int offset = 0) const {
-    const uint32_t rows = __ballot_sync(~0u, from != nullptr);
-    if (lane_id() == 0) mbarrier_expect(barrier(count), __popc(rows) * bytes);
+  /* Starts to fill this warp's rows of step `count`'s stage with `bytes` bytes each from where `from` points in the
+   * lanes that copies() tells. */
+  __device__ __forceinline__ void start(int count, const void* from, uint32_t bytes, int offset = 0) const {
+    if (lane_id() == 0) mbarrier_expect(barrier(count), kRowsPerWarp * bytes);
     __syncwarp();
     const uint32_t to = address(count, 0) + offset;
-    if (rows == kAllRows) {
-      // A copy's operands are its warp's. With each lane's own, the compiler makes a loop of 100 clocks a row.
+    // A copy's operands are its warp's. With each lane's own, the compiler makes a loop of 100 clocks a row.
 #pragma unroll
-      for (int first = 0; first < kRowsPerWarp; first += kAtOnce) {
-        const void* row[kAtOnce];
+    for (int first = 0; first < kRowsPerWarp; first += kAtOnce) {
+      const void* row[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) row[i] = shuffle(from, first + i);
-        if (elect()) {
+      for (int i = 0; i < kAtOnce; ++i) row[i] = shuffle(from, first + i);
+      if (elect()) {
 #pragma unroll
-          for (int i = 0; i < kAtOnce; ++i)
-            copy_bulk(to + (first + i) * kKeyPitch, row[i], bytes, barrier(count));
-        }
+        for (int i = 0; i < kAtOnce; ++i) copy_bulk(to + (first + i) * kKeyPitch, row[i], bytes, barrier(count));
       }
-      return rows;
     }
-    if (from != nullptr) copy_bulk(to + lane_id() * kKeyPitch, from, bytes, barrier(count));
-    zero(count, ~rows);
-    return rows;
   }
 
-  /* Until all four warps' copies, and this warp's zeros, have come. */
+  /* Until all four warps' copies have come. */
   __device__ __forceinline__ void wait(int count) const {
     mbarrier_wait(barrier(count), count / 2 % 2);
     __syncwarp();
@@ -65,17 +59,6 @@ class Filler {
 
   __device__ __forceinline__ uint32_t barrier(int count) const {
     return shared_address(shared_) + Shared::kCopyBarriers + count % 2 * 8;
-  }
-
-  __device__ __forceinline__ void zero(int count, uint32_t rows) const {
-#pragma unroll 1
-    for (int i = 0; i < kRowsPerWarp; ++i) {
-      if (rows >> i & 1) {
-#pragma unroll 1
-        for (int at = lane_id() * 16; at < kKeyPitch; at += 512)
-          store_shared(address(count, i) + at, 0, 0, 0, 0);
-      }
-    }
   }
 
   unsigned char* const shared_;

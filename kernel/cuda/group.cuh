@@ -40,7 +40,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.add(values, me_, shared_address(shared_));
-      tell_empty(count);
+      tell_empty(shared_, count);
     }
     const int end = count + uniform(segment().draft_steps);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
@@ -49,7 +49,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
       carry = 1.f;
-      tell_empty(count);
+      tell_empty(shared_, count);
       wait_full(me_.group(), count + 1);
       if (stage_bits(count + 1) == 0) {
         values.begin(stage_address(count + 1), me_);
@@ -57,7 +57,7 @@ class Group {
       } else {
         output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
       }
-      tell_empty(count + 1);
+      tell_empty(shared_, count + 1);
     }
     if (me_.group() * kGroupRows < segment().rows) store(segment(), output, softmax, carry);
   }

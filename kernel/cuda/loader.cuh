@@ -23,18 +23,13 @@ class Loader {
     while (true) {
       wait_segment();
       const Segment& segment = segment_of(shared_);
-      if (segment.last) return wait_for_readers(segment.first_step);
+      if (segment.last) return;
       load(segment, segment.first_step);
       tell_ready();
     }
   }
 
  private:
-  /* Of the last steps of `steps`: that nobody's arrival is left over. */
-  __device__ __forceinline__ static void wait_for_readers(int steps) {
-    for (int count = max(steps - 2, 0); count < steps; ++count) wait_read(count);
-  }
-
   /* All steps of a segment from `count` on, which are those of keys and draft values. */
   __device__ __forceinline__ void load(const Segment& segment, int count) const {
     int left = segment.prefix_keys;
@@ -43,13 +38,12 @@ class Loader {
     for (; left > 0; ++count) {
       const bool mine = has_key(left), exists = mine && slot >= 0 && slot < args_.slots;
       if (mine && !exists) refuse(segment);
-      const void* const from = exists ? static_cast<const char*>(args_.pool) + slot * pool_stride() : nullptr;
+      const void* const from = exists ? static_cast<const char*>(args_.pool) + slot * pool_stride() : kZeros;
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
-      wait_empty(count);
-      const uint32_t rows =
-          filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0);
-      tell_bits(count, rows);
+      wait_empty(shared_, count);
+      filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0);
+      tell_bits(count, __ballot_sync(~0u, exists));
       filler_.wait(count);
       if constexpr (fp8_pool) {
         if (args_.pool_dtype == KDTREE_F8_E4M3)
@@ -58,15 +52,14 @@ class Loader {
           widen<false>(count);
       }
       tell_full(count);
-      if (fp8_pool || rows != kAllRows) fence_stores_before_bulk_copies();
+      if (fp8_pool) fence_stores_before_bulk_copies();
     }
     const int end = count + segment.draft_steps;
     int started = count;  // steps before this one have been
     const auto start = [&](int upto, int first) {
 #pragma unroll 1
       for (; started < upto; ++started) {
-        fence_stores_before_bulk_copies();
-        wait_empty(started);
+        wait_empty(shared_, started);
         const bool keys = (end - started) % 2 == 0;
         filler_.start(started, draft_row(segment, keys, first + filler_.row()),
                       (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2);
@@ -84,7 +77,6 @@ class Loader {
       find_nonfinite(count + 1);
       tell_full(count + 1);
     }
-    fence_stores_before_bulk_copies();
   }
 
   /* Whether this lane has a key of a step of the prefix, with `left` keys of the segment still to load; its slot. */
@@ -103,9 +95,9 @@ class Loader {
     if (segment.first_row == 0) atomicAdd(&plan_.refused, 1ull);
   }
 
-  /* Where this lane's row of a block of draft keys or values lies; NULL where there is none. */
+  /* Where this lane's row of a block of draft keys or values lies. */
   __device__ __forceinline__ const void* draft_row(const Segment& segment, bool keys, int key) const {
-    if (!Filler::copies() || key >= segment.request.rows) return nullptr;
+    if (!Filler::copies() || key >= segment.request.rows) return kZeros;
     return static_cast<const uint16_t*>(keys ? args_.k : args_.v) +
            (segment.request.row + key) * (keys ? args_.k_stride_token : args_.v_stride_token);
   }

@@ -179,7 +179,9 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, kMergeCtasPerMultipr
   shared.upto[threadIdx.x] = before + items;
   __syncthreads();
 
-  for (int i = blockIdx.x; i < shared.upto[kMergeThreads - 1]; i += gridDim.x) {
+  // CTAs come to a multiprocessor two by two, and each shall have an item before one has two.
+  const int half = gridDim.x / 2;
+  for (int i = blockIdx.x / 2 + blockIdx.x % 2 * half; i < shared.upto[kMergeThreads - 1]; i += gridDim.x) {
     const int cta = anew(threadIdx.x), before = cta == 0 ? 0 : shared.upto[cta - 1];
     if (i >= before && i < shared.upto[cta]) shared.cta = cta, shared.item = i - before;
     __syncthreads();

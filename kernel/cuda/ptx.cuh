@@ -60,6 +60,10 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /* Waits for a phase's arrivals and bytes; phases have parity 0, 1, 0, ... */
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

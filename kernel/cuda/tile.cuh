@@ -56,7 +56,8 @@ struct Shared {
   static constexpr int kVisible = kRowFactor + kRows * 4;        // [compute thread] byte: draft keys that its row sees
   static constexpr int kStageBits = kVisible + kComputeThreads;  // [stage] 32 bits, see loader.cuh
   static constexpr int kCopyBarriers = kStageBits + 8;           // [stage] mbarrier: its copies have come
-  static constexpr int kSegment = kCopyBarriers + 24;
+  static constexpr int kEmptyBarriers = kCopyBarriers + 16;      // [stage] mbarrier: both groups have done with it
+  static constexpr int kSegment = kEmptyBarriers + 24;
   static constexpr int kSegmentBytes = 96;
   static constexpr int kPlan = kSegment + kSegmentBytes;
   static constexpr int kPlanBytes = 112;

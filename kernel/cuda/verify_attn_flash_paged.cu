@@ -41,8 +41,10 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   if (threadIdx.x == 0) plan.refused = plan.query_rows = 0;
   if (threadIdx.x == kThreads - 1) {
 #pragma unroll
-    for (int stage = 0; stage < 2; ++stage)
+    for (int stage = 0; stage < 2; ++stage) {
       mbarrier_init(shared_address(shared + Shared::kCopyBarriers) + stage * 8, kFillingWarps);
+      mbarrier_init(shared_address(shared + Shared::kEmptyBarriers) + stage * 8, kEmptyArrivals);
+    }
   }
   wait_for_dependency();  // what comes first above touches nothing that others may still read or write
   if (threadIdx.x == 0) report_of(workspace) = CtaReport{};
