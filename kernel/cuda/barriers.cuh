@@ -25,8 +25,8 @@ enum BarrierId {
   kTurnBarrier = 7,     // [group]: it is the group's turn to multiply keys
   kGroupsBarrier = 9,   // both groups
   kLoaderBarrier = 10,  // the loaders among themselves
-  kReadyBarrier = 11,   // [group]: the loaders are through with a segment
-  kSegmentBarrier = 13  // group 0 tells the loaders that the next one is described
+  kThroughBarrier = 11,   // [segment % 2]: the loaders are through with it
+  kDescribedBarrier = 13  // [segment % 2]: it is described
 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -101,26 +101,23 @@ __device__ __forceinline__ void tell_empty(const unsigned char* shared, int coun
   if (kForRacecheck || lane_id() == 0) mbarrier_arrive(empty_barrier(shared, count));
 }
 
-/* Groups: until all have done with a segment, so that the next one may be described. */
-__device__ __forceinline__ void end_segment(int group) {
-  barrier_sync(kGroupsBarrier, kComputeThreads);
-  group_sync<kReadyBarrier, kLoaderThreads + kGroupThreads>(group);
-}
+/* Groups: until both have done with the segment before, and see the next one's description. */
+__device__ __forceinline__ void begin_segment() { barrier_sync(kGroupsBarrier, kComputeThreads); }
 
-/* Groups: until it is. */
-__device__ __forceinline__ void begin_segment(int group) {
-  barrier_sync(kGroupsBarrier, kComputeThreads);
-  if (group == 0) barrier_tell(kSegmentBarrier, kGroupThreads + kLoaderThreads);
+/* The warp that describes segments and the loaders: each may be a segment ahead of the other. */
+constexpr int kDescribingThreads = 32 + kLoaderThreads;
+__device__ __forceinline__ void tell_described(int segment) {
+  barrier_tell(kDescribedBarrier + segment % 2, kDescribingThreads);
 }
-
-/* Loaders: they have done with a segment. */
-__device__ __forceinline__ void tell_ready() {
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group) barrier_tell(kReadyBarrier + group, kLoaderThreads + kGroupThreads);
+__device__ __forceinline__ void wait_described(int segment) {
+  barrier_sync(kDescribedBarrier + segment % 2, kDescribingThreads);
 }
-
-/* Loaders: until the next one is described. */
-__device__ __forceinline__ void wait_segment() { barrier_sync(kSegmentBarrier, kGroupThreads + kLoaderThreads); }
+__device__ __forceinline__ void tell_through(int segment) {
+  barrier_tell(kThroughBarrier + segment % 2, kDescribingThreads);
+}
+__device__ __forceinline__ void wait_through(int segment) {
+  barrier_sync(kThroughBarrier + segment % 2, kDescribingThreads);
+}
 
 /* The groups multiply keys in turns, so that one does while the other is at its softmax and values: together they would
  * ask more of the shared memory than it gives, and less a moment later. Group 0 begins: group 1 gives it a turn more. */

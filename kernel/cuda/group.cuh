@@ -15,34 +15,48 @@ class Group {
 
   __device__ __forceinline__ void run() const {
     if (me_.group() == 1) give_turn(1);
+    if (describes()) tell_described(0);
+    int number = 0;
 #pragma unroll 1
     while (true) {
-      begin_segment(me_.group());
-      if (segment().last) break;
-      walk();
-      end_segment(me_.group());
-      if (me_.group() == 0 && me_.warp() == 0 && me_.lane() == 0)
-        describe(args_, plan_of(shared_ + anew(0u)), segment(), report_of(workspace_));
+      begin_segment();
+      if (segment(number).last) break;
+      walk(number);
+      ++number;
     }
-    if (me_.group() == 0) wait_turn(0);  // that nobody's arrival is left over
+    // That nobody's arrival is left over:
+    if (me_.group() == 0) wait_turn(0);
+    if (describes() && number > 0) wait_through(number - 1);
   }
 
  private:
-  __device__ __forceinline__ void walk() const {
+  __device__ __forceinline__ bool describes() const { return me_.group() == 0 && me_.warp() == 0; }
+
+  /* The segment after `number`, while the queries of that one come. */
+  __device__ __forceinline__ void describe_next(int number) const {
+    if (!describes()) return;
+    if (number > 0) wait_through(number - 1);
+    if (me_.lane() == 0)
+      describe(args_, plan_of(shared_ + anew(0u)), segment(number + 1), report_of(workspace_));
+    __syncwarp();
+    tell_described(number + 1);
+  }
+
+  __device__ __forceinline__ void walk(int number) const {
     QueryFragment query;
-    query.load([&](int row) { return query_row(segment(), row); }, me_, shared_);
-    int count = uniform(segment().first_step);  // of steps so far
+    query.load([&](int row) { return query_row(segment(number), row); }, me_, shared_, [&] { describe_next(number); });
+    int count = uniform(segment(number).first_step);  // of steps so far
     Output output;
     output.clear();
     Softmax softmax;
 #pragma unroll 1
-    for (; count < segment().prefix_end(); ++count) {
+    for (; count < segment(number).prefix_end(); ++count) {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.add(values, me_, shared_address(shared_));
       tell_empty(shared_, count);
     }
-    const int end = count + uniform(segment().draft_steps);
+    const int end = count + uniform(segment(number).draft_steps);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
 #pragma unroll 1
     for (; count < end; count += 2) {
@@ -59,11 +73,11 @@ class Group {
       }
       tell_empty(shared_, count + 1);
     }
-    if (me_.group() * kGroupRows < segment().rows) store(segment(), output, softmax, carry);
+    if (me_.group() * kGroupRows < segment(number).rows) store(segment(number), output, softmax, carry);
   }
 
   /* Found anew at each call: the step loops have no register for where it lies. */
-  __device__ __forceinline__ Segment& segment() const { return segment_of(shared_ + anew(0u)); }
+  __device__ __forceinline__ Segment& segment(int number) const { return segment_of(shared_ + anew(0u), number); }
 
   /* Row `row` of the group's, of `q`; past the tile's last that one again. */
   __device__ __forceinline__ const uint16_t* query_row(const Segment& segment, int row) const {

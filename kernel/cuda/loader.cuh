@@ -20,12 +20,12 @@ class Loader {
 
   __device__ __forceinline__ void run() const {
 #pragma unroll 1
-    while (true) {
-      wait_segment();
-      const Segment& segment = segment_of(shared_);
+    for (int number = 0;; ++number) {
+      wait_described(number);
+      const Segment& segment = segment_of(shared_, number);
       if (segment.last) return;
       load(segment, segment.first_step);
-      tell_ready();
+      tell_through(number);
     }
   }
 
@@ -67,7 +67,7 @@ class Loader {
     };
 #pragma unroll 1
     for (int first = segment.draft_key; count < end; count += 2, first += kKeys) {
-      // A segment that begins here finds both stages empty: its values need not wait for its keys.
+      // Where a segment begins, nothing holds its values up: they need not wait for its keys.
       start(count == segment.first_step ? count + 2 : count + 1, first);
       mark_visible(segment, first);
       filler_.wait(count);

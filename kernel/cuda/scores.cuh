@@ -43,10 +43,10 @@ struct QueryFragment {
   uint32_t a[2][kSliceSteps][4];
 
   /* From `q`, where row_of(row) is one of the group's rows. A quad reads a row's slice in pieces of 16 bytes, all of
-   * them at once (past the slice its last one again); they pass through the warp's outbox, 16 rows and two pieces of a
-   * lane at a time, to lie as mma wants them. */
-  template <typename RowOf>
-  __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared) {
+   * them at once (past the slice its last one again), and calls `meanwhile`; they pass through the warp's outbox, 16 rows
+   * and two pieces of a lane at a time, to lie as mma wants them. */
+  template <typename RowOf, typename Meanwhile>
+  __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared, Meanwhile meanwhile) {
     const int lane = me.lane();
     uint4 piece[kGroupWarps][kPieces];
 #pragma unroll
@@ -56,6 +56,7 @@ struct QueryFragment {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) piece[octet][i] = __ldg(slice + min(4 * i + lane % 4, kSliceDim / 8 - 1));
     }
+    meanwhile();
     const uint32_t outbox = shared_address(shared) + me.outbox(me.warp());
     const uint32_t to = outbox + lane / 4 * kPassPitch + lane % 4 * 16;
     const uint32_t from = outbox + lane % 16 * kPassPitch + lane / 16 * 16;

@@ -27,8 +27,9 @@ struct Segment {
 };
 static_assert(sizeof(Segment) <= Shared::kSegmentBytes);
 
-__device__ __forceinline__ Segment& segment_of(unsigned char* shared) {
-  return *reinterpret_cast<Segment*>(shared + Shared::kSegment);
+/* The CTA's segment `number`, or the second one before or after it. */
+__device__ __forceinline__ Segment& segment_of(unsigned char* shared, int number) {
+  return *reinterpret_cast<Segment*>(shared + Shared::kSegment + number % 2 * Shared::kSegmentBytes);
 }
 
 /* Describes the next segment of the plan, for one thread, and reports a tile that opens in it and does not close. */

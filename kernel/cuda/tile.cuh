@@ -59,7 +59,7 @@ struct Shared {
   static constexpr int kEmptyBarriers = kCopyBarriers + 16;      // [stage] mbarrier: both groups have done with it
   static constexpr int kSegment = kEmptyBarriers + 24;
   static constexpr int kSegmentBytes = 96;
-  static constexpr int kPlan = kSegment + kSegmentBytes;
+  static constexpr int kPlan = kSegment + 2 * kSegmentBytes;
   static constexpr int kPlanBytes = 112;
   static constexpr int kBytes = kPlan + kPlanBytes;
 };

@@ -55,7 +55,7 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   __syncthreads();
   if (threadIdx.x / 32 == kPlanningWarp) {
     share_out(args, plan, sizes, own);
-    if (lane_id() == 0) describe(args, plan, segment_of(shared), report_of(workspace));
+    if (lane_id() == 0) describe(args, plan, segment_of(shared, 0), report_of(workspace));
   }
   if (threadIdx.x < kLoaderThreads) {
     give_registers<kLoaderRegisters>();
