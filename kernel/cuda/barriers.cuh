@@ -107,7 +107,7 @@ __device__ __forceinline__ void begin_segment() { barrier_sync(kGroupsBarrier, k
 /* The warp that describes segments and the loaders: each may be a segment ahead of the other. */
 constexpr int kDescribingThreads = 32 + kLoaderThreads;
 __device__ __forceinline__ void tell_described(int segment) {
-  barrier_tell(kDescribedBarrier + segment % 2, kDescribingThreads);
+  barrier_arrive(kDescribedBarrier + segment % 2, kDescribingThreads);  // waiting, both would wait for ever
 }
 __device__ __forceinline__ void wait_described(int segment) {
   barrier_sync(kDescribedBarrier + segment % 2, kDescribingThreads);

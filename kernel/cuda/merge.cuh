@@ -24,13 +24,14 @@ static_assert(kRowThreads == 64, "a pair of warps");
 static_assert(kMaxCtas <= kMergeThreads, "one thread scans one report");
 static_assert(kMaxCtas <= kPairs * 32, "each lane weighs one of a pair's parts");
 
-/* Parts of a row that a thread loads at once, before it knows what they weigh. */
-constexpr int kEarlyParts = 8;
+/* Parts of a row that a thread loads at once, the first ones before it knows what they weigh. */
+constexpr int kAtOnce = 8;
 
 struct MergeShared {
   int warp_items[kMergeWarps];
   int upto[kMergeThreads];  // items of the reports up to this one
   unsigned long long refused;
+  CtaReport reports[kMaxCtas];
   volatile int cta, item;  // whose report tells of the tile, and which of its items; read anew, for registers' sake
   float2 stats[kPairs];  // of each pair's parts together, as of a part
   float sum[kPairs][KDTREE_V_DIM];
@@ -38,7 +39,7 @@ struct MergeShared {
 
 /* How many pairs share a row that is in so many parts, as a power of two. */
 __device__ __forceinline__ int team_log2(int parts) {
-  return parts <= kEarlyParts ? 0 : parts <= 2 * kEarlyParts ? 1 : parts <= 4 * kEarlyParts ? 2 : 3;
+  return parts <= kAtOnce ? 0 : parts <= 2 * kAtOnce ? 1 : parts <= 4 * kAtOnce ? 2 : 3;
 }
 static_assert(kPairs == 1 << 3);
 
@@ -89,7 +90,9 @@ class Parts {
 
  private:
   /* The tail of the first CTA, the fronts of the others. */
-  __device__ __forceinline__ const PartialTile& part(int i) const { return tiles_[i * step_ + (i == 0 ? tail_ : 0)]; }
+  __device__ __forceinline__ const PartialTile& part(int i) const {
+    return tiles_[i * step_ + (i == 0 ? tail_ : 0)];
+  }
 
   const PartialTile* const tiles_;
   const int row_, tail_, step_, count_;
@@ -100,27 +103,28 @@ static_assert(kWarpCols == 16 * kMergeElements, "half a warp has one compute war
 /* An item; all threads together. */
 __device__ __forceinline__ void merge_rows(MergeShared& shared, const kdtree_verify_args& args,
                                            const Workspace& workspace) {
-  const auto report = [&]() -> const CtaReport& { return workspace.reports[shared.cta]; };  // all were just read
+  const auto report = [&]() -> const CtaReport& { return shared.reports[shared.cta]; };
   const int log2 = team_log2(report().parts), team = 1 << log2;
-  const int pair = threadIdx.x / kRowThreads, place = threadIdx.x % kRowThreads, first = pair % team;
+  const int pair = threadIdx.x / kRowThreads, first = pair % team;
   const auto row = [&] { return shared.item * (kPairs >> log2) + (pair >> log2); };
-  const bool exists = row() < report().rows;
+  const auto exists = [&] { return row() < report().rows; };
   float sum[kMergeElements] = {};
   float2 stats = {};
-  if (exists) {
+  if (exists()) {
     Parts parts(workspace, shared.cta, row(), first, team, (report().parts - first + team - 1) >> log2);
-    uint4 early[kEarlyParts];
+    uint4 early[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kEarlyParts; ++i)
+    for (int i = 0; i < kAtOnce; ++i)
       if (i < parts.count()) early[i] = parts.elements(i);
     stats = parts.weigh();
 #pragma unroll
-    for (int i = 0; i < kEarlyParts; ++i)
+    for (int i = 0; i < kAtOnce; ++i)
       if (i < parts.count()) parts.add(sum, i, early[i]);
 #pragma unroll 1
-    for (int i = kEarlyParts; i < parts.count(); ++i) parts.add(sum, i, parts.elements(i));
+    for (int i = kAtOnce; i < parts.count(); ++i) parts.add(sum, i, parts.elements(i));
   }
   const auto result = [&] { return result_row(args, report().token, report().first_row + row()); };
+  const int place = threadIdx.x % kRowThreads;
   if (team == 1) {
     const float scale = reciprocal(stats.y);
     uint32_t packed[4];
@@ -128,7 +132,7 @@ __device__ __forceinline__ void merge_rows(MergeShared& shared, const kdtree_ver
     for (int p = 0; p < 4; ++p) packed[p] = pack_bf16(sum[2 * p] * scale, sum[2 * p + 1] * scale);
     transpose_quads(packed);
     // Of a quad's four column tiles this lane has the lane % 4 th now.
-    if (exists)
+    if (exists())
       *reinterpret_cast<uint4*>(result() + partial_column(place / 4 * 32) + place % 4 * 8) =
           make_uint4(packed[0], packed[1], packed[2], packed[3]);
     return;
@@ -137,21 +141,27 @@ __device__ __forceinline__ void merge_rows(MergeShared& shared, const kdtree_ver
   float4* const own = reinterpret_cast<float4*>(&shared.sum[pair][place * kMergeElements]);
   own[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), own[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
   __syncthreads();
-  if (!exists) return;
+  if (!exists()) return;
   uint16_t* const to = result();
-  const int begin = pair - first, end = begin + team;
-  float highest = -INFINITY;
-  for (int i = begin; i < end; ++i) highest = fmaxf(highest, shared.stats[i].x);
+  // Each eight lanes know all pairs of the team, and so what the sums of each weigh in the row.
+  const int other = lane_id() % kPairs;
+  const float2 theirs = other < team ? shared.stats[pair - first + other] : make_float2(-INFINITY, kNothingSeen);
+  float highest = theirs.x;
+  for (int i = 1; i < kPairs; i *= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, i));
+  const float factor = exp2_fast(theirs.x - shift_of(highest));
+  float total = factor * theirs.y;
+  for (int i = 1; i < kPairs; i *= 2) total += __shfl_xor_sync(~0u, total, i);
+  const float share = factor * reciprocal(total);
   for (int at = (first * kRowThreads + place) * 2; at < KDTREE_V_DIM; at += team * kRowThreads * 2) {
-    float left = 0.f, right = 0.f, total = kNothingSeen;
-#pragma unroll 2
-    for (int i = begin; i < end; ++i) {
-      const float factor = exp2_fast(shared.stats[i].x - shift_of(highest));
-      const float2 both = *reinterpret_cast<const float2*>(&shared.sum[i][at]);
-      total += factor * shared.stats[i].y, left += factor * both.x, right += factor * both.y;
+    float left = 0.f, right = 0.f;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float weight = __shfl_sync(~0u, share, i);
+      if (i >= team) continue;
+      const float2 both = *reinterpret_cast<const float2*>(&shared.sum[pair - first + i][at]);
+      left += weight * both.x, right += weight * both.y;
     }
-    const float scale = reciprocal(total);
-    *reinterpret_cast<uint32_t*>(to + partial_column(at)) = pack_bf16(left * scale, right * scale);
+    *reinterpret_cast<uint32_t*>(to + partial_column(at)) = pack_bf16(left, right);
   }
 }
 
@@ -163,8 +173,9 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, kMergeCtasPerMultipr
   wait_for_dependency();
   const int warp = threadIdx.x / 32;
   const bool reports = threadIdx.x < ctas;
-  const CtaReport& own = workspace.reports[threadIdx.x];
-  const int items = reports ? items_of(own) : 0;
+  CtaReport own = {};
+  if (reports) own = shared.reports[threadIdx.x] = workspace.reports[threadIdx.x];
+  const int items = items_of(own);
   const bool records = blockIdx.x == gridDim.x - 1 && args.record != nullptr;  // a CTA that has no item, most often
   if (threadIdx.x == 0) shared.refused = 0;
 
@@ -191,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, kMergeCtasPerMultipr
 
   __syncthreads();
   if (records && threadIdx.x == 0)
-    add_verify(args.record, args.mirror, own.query_rows, shared.refused);
+    add_verify(args.record, args.mirror, shared.reports[0].query_rows, shared.refused);
 }
 
 }  // namespace kdtree
