@@ -1,7 +1,8 @@
 /* The CTA's barriers: who waits for whom.
  *
- * Named ones, and for empty stages an mbarrier each. A thread that only tells others arrives and goes on; its memory
- * accesses before that come before those of the threads that it lets through. Named barrier 0 is __syncthreads.
+ * Loaders and groups tell each other by mbarriers; the groups wait among themselves at named barriers. Who only tells
+ * others goes on; what was read and written before comes before what those do whom it lets through. Named barrier 0 is
+ * __syncthreads.
  */
 #pragma once
 
@@ -10,23 +11,66 @@
 
 namespace kdtree {
 
-/* Whether to build for compute-sanitizer's racecheck, which sees no order where several warps bar.arrive, nor where one
- * lane arrives on an mbarrier for its warp (tests/gpu/racecheck.md). With it, they wait, or all lanes arrive: the same
- * order, more slowly. */
+/* Whether to build for compute-sanitizer's racecheck, which sees no order where one lane arrives on an mbarrier for its
+ * warp (docs/evidence/kernel-h200.md): all lanes do then. */
 #ifdef KDTREE_FOR_RACECHECK
 constexpr bool kForRacecheck = true;
 #else
 constexpr bool kForRacecheck = false;
 #endif
 
+/* What mbarriers tell: of a step (stage step % 2) or of a segment, by number. */
+enum class Signal {
+  kCopied,     // step: its copies have come, where loaders look at them before the groups do
+  kFull,       // step: its stage is filled
+  kEmpty,      // step: both groups have read the stage
+  kDescribed,  // segment: it is described
+  kThrough     // segment: the loaders have no more need of its description
+};
+
+/* Arrivals that a signal takes, besides bytes of copies. */
+__host__ __device__ constexpr int arrivals(Signal signal) {
+  const int lanes = kForRacecheck ? 32 : 1;  // of a warp
+  switch (signal) {
+    case Signal::kCopied: return kLoaderThreads / 32;
+    case Signal::kFull: return kLoaderThreads / 32 * lanes;
+    case Signal::kEmpty: return kComputeThreads / 32 * lanes;
+    case Signal::kDescribed: return 1;
+    case Signal::kThrough: return kLoaderThreads / 32 * lanes;
+  }
+  return 0;
+}
+static_assert(Shared::kSignals == static_cast<int>(Signal::kThrough) + 1);
+
+__device__ __forceinline__ uint32_t barrier_of(const unsigned char* shared, Signal signal, int number) {
+  return shared_address(shared) + Shared::kBarriers + (static_cast<int>(signal) * 2 + number % 2) * 8;
+}
+
+/* One thread does it for all, before they synchronize. */
+__device__ __forceinline__ void init_signals(const unsigned char* shared) {
+#pragma unroll
+  for (int i = 0; i < 2 * Shared::kSignals; ++i) {
+    const Signal signal = static_cast<Signal>(i / 2);
+    mbarrier_init(barrier_of(shared, signal, i), arrivals(signal));
+  }
+}
+
+/* A warp's part in telling. */
+__device__ __forceinline__ void tell(const unsigned char* shared, Signal signal, int number) {
+  __syncwarp();
+  if (kForRacecheck || lane_id() == 0) mbarrier_arrive(barrier_of(shared, signal, number));
+}
+
+/* Until all have told it of the step or segment `number`. Who waits for all numbers in turn cannot miss one. */
+__device__ __forceinline__ void wait(const unsigned char* shared, Signal signal, int number) {
+  mbarrier_wait(barrier_of(shared, signal, number), number / 2 % 2);
+}
+
 enum BarrierId {
-  kFullBarrier = 1,     // [group][stage]: the loaders have filled the stage
-  kGroupBarrier = 5,    // [group]: its warps among themselves
-  kTurnBarrier = 7,     // [group]: it is the group's turn to multiply keys
-  kGroupsBarrier = 9,   // both groups
-  kLoaderBarrier = 10,  // the loaders among themselves
-  kThroughBarrier = 11,   // [segment % 2]: the loaders are through with it
-  kDescribedBarrier = 13  // [segment % 2]: it is described
+  kGroupBarrier = 1,   // [group]: its warps among themselves
+  kTurnBarrier = 3,    // [group]: it is the group's turn to multiply keys
+  kGroupsBarrier = 5,  // both groups
+  kLoaderBarrier = 6   // the loaders among themselves
 };
 
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
@@ -35,14 +79,6 @@ __device__ __forceinline__ void barrier_sync(int id, int threads) {
 
 __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-/* Tells those who barrier_sync of what this thread did before. */
-__device__ __forceinline__ void barrier_tell(int id, int threads) {
-  if constexpr (kForRacecheck)
-    barrier_sync(id, threads);
-  else
-    barrier_arrive(id, threads);
 }
 
 /* barrier_sync, and whether `any` was true in one of the threads. */
@@ -55,11 +91,6 @@ __device__ __forceinline__ bool barrier_any(int id, int threads, bool any) {
       : "memory");
   return result != 0;
 }
-
-__device__ __forceinline__ uint32_t empty_barrier(const unsigned char* shared, int count) {
-  return shared_address(shared + Shared::kEmptyBarriers) + count % 2 * 8;
-}
-constexpr int kEmptyArrivals = kForRacecheck ? kComputeThreads : kComputeThreads / 32;
 
 /* One of two barriers, `first` and the next, by the group: the number stands in the instruction, no register holds it.
  * Where it is used and where barrier_sync is what lets ptxas do without spills on sm_90a and sm_120a alike. */
@@ -78,46 +109,8 @@ __device__ __forceinline__ void group_arrive(uint32_t group) {
     barrier_arrive(first + 1, threads);
 }
 
-/* Loaders: the stage that step `count` of the CTA goes into, the second before it having been read. */
-__device__ __forceinline__ void wait_empty(const unsigned char* shared, int count) {
-  if (count >= 2) mbarrier_wait(empty_barrier(shared, count), count / 2 % 2 ^ 1);
-}
-
-/* Loaders: it is filled. */
-__device__ __forceinline__ void tell_full(int count) {
-#pragma unroll
-  for (int group = 0; group < kGroups; ++group)
-    barrier_tell(kFullBarrier + group * 2 + count % 2, kLoaderThreads + kGroupThreads);
-}
-
-/* A group: until the stage of its step `count` is filled. */
-__device__ __forceinline__ void wait_full(int group, int count) {
-  barrier_sync(kFullBarrier + group * 2 + count % 2, kLoaderThreads + kGroupThreads);
-}
-
-/* A group: it has read the stage. */
-__device__ __forceinline__ void tell_empty(const unsigned char* shared, int count) {
-  __syncwarp();
-  if (kForRacecheck || lane_id() == 0) mbarrier_arrive(empty_barrier(shared, count));
-}
-
 /* Groups: until both have done with the segment before, and see the next one's description. */
 __device__ __forceinline__ void begin_segment() { barrier_sync(kGroupsBarrier, kComputeThreads); }
-
-/* The warp that describes segments and the loaders: each may be a segment ahead of the other. */
-constexpr int kDescribingThreads = 32 + kLoaderThreads;
-__device__ __forceinline__ void tell_described(int segment) {
-  barrier_arrive(kDescribedBarrier + segment % 2, kDescribingThreads);  // waiting, both would wait for ever
-}
-__device__ __forceinline__ void wait_described(int segment) {
-  barrier_sync(kDescribedBarrier + segment % 2, kDescribingThreads);
-}
-__device__ __forceinline__ void tell_through(int segment) {
-  barrier_tell(kThroughBarrier + segment % 2, kDescribingThreads);
-}
-__device__ __forceinline__ void wait_through(int segment) {
-  barrier_sync(kThroughBarrier + segment % 2, kDescribingThreads);
-}
 
 /* The groups multiply keys in turns, so that one does while the other is at its softmax and values: together they would
  * ask more of the shared memory than it gives, and less a moment later. Group 0 begins: group 1 gives it a turn more. */

@@ -29,12 +29,13 @@ class Filler {
            (warp_ * kRowsPerWarp + i) * kKeyPitch;
   }
 
-  /* Starts to fill this warp's rows of step `count`'s stage with `bytes` bytes each from where `from` points in the
-   * lanes that copies() tells. */
-  __device__ __forceinline__ void start(int count, const void* from, uint32_t bytes, int offset = 0) const {
-    if (lane_id() == 0) mbarrier_expect(barrier(count), kRowsPerWarp * bytes);
+  /* Starts to fill this warp's rows of step `count`'s stage with `bytes` bytes each, from where `from` points in the
+   * lanes that copies() tells. `signal`, of the step, waits for them, too. */
+  __device__ __forceinline__ void start(int count, Signal signal, const void* from, uint32_t bytes,
+                                        int offset = 0) const {
+    const uint32_t barrier = barrier_of(shared_, signal, count), to = address(count, 0) + offset;
+    if (lane_id() == 0) mbarrier_expect(barrier, kRowsPerWarp * bytes);
     __syncwarp();
-    const uint32_t to = address(count, 0) + offset;
     // A copy's operands are its warp's. With each lane's own, the compiler makes a loop of 100 clocks a row.
 #pragma unroll
     for (int first = 0; first < kRowsPerWarp; first += kAtOnce) {
@@ -43,23 +44,13 @@ class Filler {
       for (int i = 0; i < kAtOnce; ++i) row[i] = shuffle(from, first + i);
       if (elect()) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) copy_bulk(to + (first + i) * kKeyPitch, row[i], bytes, barrier(count));
+        for (int i = 0; i < kAtOnce; ++i) copy_bulk(to + (first + i) * kKeyPitch, row[i], bytes, barrier);
       }
     }
   }
 
-  /* Until all four warps' copies have come. */
-  __device__ __forceinline__ void wait(int count) const {
-    mbarrier_wait(barrier(count), count / 2 % 2);
-    __syncwarp();
-  }
-
  private:
   static constexpr int kAtOnce = 4;
-
-  __device__ __forceinline__ uint32_t barrier(int count) const {
-    return shared_address(shared_) + Shared::kCopyBarriers + count % 2 * 8;
-  }
 
   unsigned char* const shared_;
   const int warp_;

@@ -15,7 +15,6 @@ class Group {
 
   __device__ __forceinline__ void run() const {
     if (me_.group() == 1) give_turn(1);
-    if (describes()) tell_described(0);
     int number = 0;
 #pragma unroll 1
     while (true) {
@@ -24,22 +23,16 @@ class Group {
       walk(number);
       ++number;
     }
-    // That nobody's arrival is left over:
-    if (me_.group() == 0) wait_turn(0);
-    if (describes() && number > 0) wait_through(number - 1);
+    if (me_.group() == 0) wait_turn(0);  // that nobody's arrival is left over
   }
 
  private:
-  __device__ __forceinline__ bool describes() const { return me_.group() == 0 && me_.warp() == 0; }
-
-  /* The segment after `number`, while the queries of that one come. */
+  /* Describes the segment after `number`, while the queries of that one come. */
   __device__ __forceinline__ void describe_next(int number) const {
-    if (!describes()) return;
-    if (number > 0) wait_through(number - 1);
-    if (me_.lane() == 0)
-      describe(args_, plan_of(shared_ + anew(0u)), segment(number + 1), report_of(workspace_));
-    __syncwarp();
-    tell_described(number + 1);
+    if (me_.group() != 0 || me_.warp() != 0 || me_.lane() != 0) return;
+    if (number > 0) wait(shared_, Signal::kThrough, number - 1);
+    describe(args_, plan_of(shared_ + anew(0u)), segment(number + 1), report_of(workspace_));
+    mbarrier_arrive(barrier_of(shared_, Signal::kDescribed, number + 1));
   }
 
   __device__ __forceinline__ void walk(int number) const {
@@ -54,7 +47,7 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.add(values, me_, shared_address(shared_));
-      tell_empty(shared_, count);
+      tell(shared_, Signal::kEmpty, count);
     }
     const int end = count + uniform(segment(number).draft_steps);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
@@ -63,15 +56,15 @@ class Group {
       Output::Values values;
       weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
       carry = 1.f;
-      tell_empty(shared_, count);
-      wait_full(me_.group(), count + 1);
+      tell(shared_, Signal::kEmpty, count);
+      wait(shared_, Signal::kFull, count + 1);
       if (stage_bits(count + 1) == 0) {
         values.begin(stage_address(count + 1), me_);
         output.add(values, me_, shared_address(shared_));
       } else {
         output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
       }
-      tell_empty(shared_, count + 1);
+      tell(shared_, Signal::kEmpty, count + 1);
     }
     if (me_.group() * kGroupRows < segment(number).rows) store(segment(number), output, softmax, carry);
   }
@@ -93,7 +86,7 @@ class Group {
   __device__ __forceinline__ void weigh_keys(const QueryFragment& query, Output& output, Softmax& softmax,
                                              Output::Values& values, int count, float key_scale, float carry,
                                              Visible visible) const {
-    wait_full(me_.group(), count);
+    wait(shared_, Signal::kFull, count);
     Multiplication multiplication(stage_address(count), me_);
     wait_turn(me_.group());
     const Scores own = multiplication.run(query, me_, shared_);

@@ -21,48 +21,57 @@ class Loader {
   __device__ __forceinline__ void run() const {
 #pragma unroll 1
     for (int number = 0;; ++number) {
-      wait_described(number);
+      wait(shared_, Signal::kDescribed, number);
       const Segment& segment = segment_of(shared_, number);
       if (segment.last) return;
       load(segment, segment.first_step);
-      tell_through(number);
+      tell(shared_, Signal::kThrough, number);
     }
   }
 
  private:
+  /* Until step `count` may be loaded, the one before it in its stage having been read. */
+  __device__ __forceinline__ void wait_empty(int count) const {
+    if (count >= 2) wait(shared_, Signal::kEmpty, count - 2);
+  }
+
   /* All steps of a segment from `count` on, which are those of keys and draft values. */
   __device__ __forceinline__ void load(const Segment& segment, int count) const {
     int left = segment.prefix_keys;
-    int64_t slot = fetch_slot(segment, left);
+    Slot slot = fetch_slot(segment, left);
 #pragma unroll 1
     for (; left > 0; ++count) {
-      const bool mine = has_key(left), exists = mine && slot >= 0 && slot < args_.slots;
+      const bool mine = has_key(left), exists = mine && slot.number(args_) >= 0 && slot.number(args_) < args_.slots;
       if (mine && !exists) refuse(segment);
-      const void* const from = exists ? static_cast<const char*>(args_.pool) + slot * pool_stride() : kZeros;
+      const void* const from =
+          exists ? static_cast<const char*>(args_.pool) + slot.number(args_) * pool_stride() : kZeros;
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
-      wait_empty(shared_, count);
-      filler_.start(count, from, KDTREE_QK_DIM * (fp8_pool ? 1 : 2), fp8_pool ? kFp8Offset : 0);
+      wait_empty(count);
       tell_bits(count, __ballot_sync(~0u, exists));
-      filler_.wait(count);
       if constexpr (fp8_pool) {
+        filler_.start(count, Signal::kCopied, from, KDTREE_QK_DIM, kFp8Offset);
+        wait_copied(count);
         if (args_.pool_dtype == KDTREE_F8_E4M3)
           widen<true>(count);
         else
           widen<false>(count);
+        tell(shared_, Signal::kFull, count);
+        fence_stores_before_bulk_copies();
+      } else {
+        filler_.start(count, Signal::kFull, from, KDTREE_QK_DIM * 2);
+        tell_unseen(count);
       }
-      tell_full(count);
-      if (fp8_pool) fence_stores_before_bulk_copies();
     }
     const int end = count + segment.draft_steps;
     int started = count;  // steps before this one have been
     const auto start = [&](int upto, int first) {
 #pragma unroll 1
       for (; started < upto; ++started) {
-        wait_empty(shared_, started);
+        wait_empty(started);
         const bool keys = (end - started) % 2 == 0;
-        filler_.start(started, draft_row(segment, keys, first + filler_.row()),
-                      (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2);
+        filler_.start(started, keys ? Signal::kFull : Signal::kCopied,
+                      draft_row(segment, keys, first + filler_.row()), (keys ? KDTREE_QK_DIM : KDTREE_V_DIM) * 2);
       }
     };
 #pragma unroll 1
@@ -70,21 +79,42 @@ class Loader {
       // Where a segment begins, nothing holds its values up: they need not wait for its keys.
       start(count == segment.first_step ? count + 2 : count + 1, first);
       mark_visible(segment, first);
-      filler_.wait(count);
-      tell_full(count);
+      tell_unseen(count);
       start(count + 2, first);
-      filler_.wait(count + 1);
+      wait_copied(count + 1);
       find_nonfinite(count + 1);
-      tell_full(count + 1);
+      tell(shared_, Signal::kFull, count + 1);
     }
   }
 
+  /* A step's copies, where loaders look at them. */
+  __device__ __forceinline__ void wait_copied(int count) const {
+    tell(shared_, Signal::kCopied, count);
+    wait(shared_, Signal::kCopied, count);
+    __syncwarp();
+  }
+  /* And where they do not: the groups wait for them. */
+  __device__ __forceinline__ void tell_unseen(int count) const {
+    tell(shared_, Signal::kCopied, count);
+    tell(shared_, Signal::kFull, count);
+  }
+
+  /* An entry of kv_indices as it was read: to make a number of it at once would be to wait for it. */
+  struct Slot {
+    int32_t low, high;
+    __device__ __forceinline__ int64_t number(const kdtree_verify_args& args) const {
+      return args.kv_indices_dtype == KDTREE_I64 ? int64_t{high} << 32 | static_cast<uint32_t>(low) : int64_t{low};
+    }
+  };
+
   /* Whether this lane has a key of a step of the prefix, with `left` keys of the segment still to load; its slot. */
   __device__ __forceinline__ bool has_key(int left) const { return Filler::copies() && filler_.row() < left; }
-  __device__ __forceinline__ int64_t fetch_slot(const Segment& segment, int left) const {
-    if (!has_key(left)) return 0;
-    return load_index(args_.kv_indices, args_.kv_indices_dtype,
-                      segment.entry + (segment.prefix_keys - left + filler_.row()));
+  __device__ __forceinline__ Slot fetch_slot(const Segment& segment, int left) const {
+    if (!has_key(left)) return {};
+    const int wide = args_.kv_indices_dtype == KDTREE_I64;
+    const int64_t entry = segment.entry + (segment.prefix_keys - left + filler_.row());
+    const int32_t* const words = static_cast<const int32_t*>(args_.kv_indices) + (entry << wide);
+    return {words[0], wide ? words[1] : 0};
   }
   /* In bytes. */
   __device__ __forceinline__ int64_t pool_stride() const {

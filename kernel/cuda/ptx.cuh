@@ -55,9 +55,9 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Arrives, and announces that copies will bring `bytes` more. */
+/* Announces that copies will bring `bytes` more. */
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {

@@ -55,9 +55,9 @@ struct Shared {
   static constexpr int kRowFactor = kOutboxes + kGroups * kGroupWarps * kOutboxBytes;  // [row] float: rescales O
   static constexpr int kVisible = kRowFactor + kRows * 4;        // [compute thread] byte: draft keys that its row sees
   static constexpr int kStageBits = kVisible + kComputeThreads;  // [stage] 32 bits, see loader.cuh
-  static constexpr int kCopyBarriers = kStageBits + 8;           // [stage] mbarrier: its copies have come
-  static constexpr int kEmptyBarriers = kCopyBarriers + 16;      // [stage] mbarrier: both groups have done with it
-  static constexpr int kSegment = kEmptyBarriers + 24;
+  static constexpr int kBarriers = kStageBits + 8;               // [signal][number % 2] mbarrier, see barriers.cuh
+  static constexpr int kSignals = 5;
+  static constexpr int kSegment = kBarriers + kSignals * 16 + 8;  // [number % 2]
   static constexpr int kSegmentBytes = 96;
   static constexpr int kPlan = kSegment + 2 * kSegmentBytes;
   static constexpr int kPlanBytes = 112;

@@ -39,13 +39,7 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
 
   launch_dependents();
   if (threadIdx.x == 0) plan.refused = plan.query_rows = 0;
-  if (threadIdx.x == kThreads - 1) {
-#pragma unroll
-    for (int stage = 0; stage < 2; ++stage) {
-      mbarrier_init(shared_address(shared + Shared::kCopyBarriers) + stage * 8, kFillingWarps);
-      mbarrier_init(shared_address(shared + Shared::kEmptyBarriers) + stage * 8, kEmptyArrivals);
-    }
-  }
+  if (threadIdx.x == kThreads - 1) init_signals(shared);
   wait_for_dependency();  // what comes first above touches nothing that others may still read or write
   if (threadIdx.x == 0) report_of(workspace) = CtaReport{};
   __syncthreads();
@@ -55,7 +49,10 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   __syncthreads();
   if (threadIdx.x / 32 == kPlanningWarp) {
     share_out(args, plan, sizes, own);
-    if (lane_id() == 0) describe(args, plan, segment_of(shared, 0), report_of(workspace));
+    if (lane_id() == 0) {
+      describe(args, plan, segment_of(shared, 0), report_of(workspace));
+      mbarrier_arrive(barrier_of(shared, Signal::kDescribed, 0));
+    }
   }
   if (threadIdx.x < kLoaderThreads) {
     give_registers<kLoaderRegisters>();
