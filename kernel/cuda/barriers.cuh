@@ -32,7 +32,7 @@ enum class Signal {
 __host__ __device__ constexpr int arrivals(Signal signal) {
   const int lanes = kForRacecheck ? 32 : 1;  // of a warp
   switch (signal) {
-    case Signal::kCopied: return kLoaderThreads / 32;
+    case Signal::kCopied:
     case Signal::kFull: return kLoaderThreads / 32 * lanes;
     case Signal::kEmpty: return kComputeThreads / 32 * lanes;
     case Signal::kDescribed: return 1;

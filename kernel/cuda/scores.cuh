@@ -58,8 +58,7 @@ struct QueryFragment {
     }
     meanwhile();
     const uint32_t outbox = shared_address(shared) + me.outbox(me.warp());
-    const uint32_t to = outbox + lane / 4 * kPassPitch + lane % 4 * 16;
-    const uint32_t from = outbox + lane % 16 * kPassPitch + lane / 16 * 16;
+    const uint32_t to = outbox + pass_offset(lane / 4, lane % 4), from = outbox + pass_offset(lane % 16, lane / 16);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -70,13 +69,13 @@ struct QueryFragment {
 #pragma unroll
           for (int i = first; i < min(first + 2, kPieces); ++i) {
             const uint4& p = piece[2 * m + octet][i];
-            store_shared(to + octet * (kOwnedRows * kPassPitch) + (i - first) * 64, p.x, p.y, p.z, p.w);
+            store_shared((to ^ (i - first) * 64) + octet * kOwnedRows * kPassPitch, p.x, p.y, p.z, p.w);
           }
         }
         __syncwarp();
 #pragma unroll
         for (int step = 2 * first; step < min(2 * first + 4, kSliceSteps); ++step)
-          load_matrices(a[m][step], from + (step - 2 * first) * 32);
+          load_matrices(a[m][step], from ^ (step - 2 * first) * 32);
       }
     }
     __syncwarp();  // before messages take the place
@@ -84,8 +83,15 @@ struct QueryFragment {
 
  private:
   static constexpr int kPieces = (kSliceDim / 8 + 3) / 4;  // of a lane; each two of a quad's are four steps
-  static constexpr int kPassPitch = 8 * 16 + 16;
+  static constexpr int kPassPitch = 8 * 16;
   static_assert(2 * kOwnedRows * kPassPitch <= kOutboxBytes);
+  static_assert(Shared::kOutboxes % kPassPitch == 0 && kOutboxBytes % kPassPitch == 0, "offsets are combined by xor");
+
+  /* Where piece `piece` of 8 of a row passes. Both the quads' pieces of two rows, which are stored together, and one
+   * piece of eight rows, which are loaded together, lie in different banks. */
+  __device__ __forceinline__ static uint32_t pass_offset(uint32_t row, uint32_t piece) {
+    return row * kPassPitch + (piece ^ row % 2 * 4 ^ row / 2 % 4) * 16;
+  }
 };
 
 /* Which key of the stage a lane's i-th of eight is. */
