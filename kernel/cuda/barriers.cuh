@@ -35,7 +35,7 @@ __host__ __device__ constexpr int arrivals(Signal signal) {
     case Signal::kCopied:
     case Signal::kFull: return kLoaderThreads / 32 * lanes;
     case Signal::kEmpty: return kComputeThreads / 32 * lanes;
-    case Signal::kDescribed: return 1;
+    case Signal::kDescribed: return lanes;
     case Signal::kThrough: return kLoaderThreads / 32 * lanes;
   }
   return 0;

@@ -53,8 +53,8 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
     if (lane_id() == 0) {
       report_of(workspace) = CtaReport{};
       describe(args, plan, segment_of(shared, 0), report_of(workspace));
-      mbarrier_arrive(barrier_of(shared, Signal::kDescribed, 0));
     }
+    tell(shared, Signal::kDescribed, 0);
   }
   if (threadIdx.x < kLoaderThreads) {
     give_registers<kLoaderRegisters>();
