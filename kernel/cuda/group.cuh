@@ -45,41 +45,30 @@ class Group {
     output.clear();
     Softmax softmax;
 #pragma unroll 1
-    for (; count < segment(number).end; ++count) {
-      wait(shared_, Signal::kFull, count);
-      const bool draft = count >= segment(number).first_draft;
-      if (draft && stage_bits(count) != 0) break;
+    for (; count < segment(number).prefix_end(); ++count) {
       Output::Values values;
-      weigh_keys(query, output, softmax, values, count, draft, count == segment(number).first_draft);
-      if (draft) {
-        tell(shared_, Signal::kEmpty, count);
-        ++count;
-        wait(shared_, Signal::kFull, count);
-        values.begin(stage_address(count), me_);
-      }
+      weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.add(values, me_, shared_address(shared_));
       tell(shared_, Signal::kEmpty, count);
     }
-    // Draft tokens whose values were not known to be finite by then.
+    const int end = count + uniform(segment(number).draft_steps);
+    float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
 #pragma unroll 1
-    for (; count < segment(number).end; ++count) {
-      wait(shared_, Signal::kFull, count);
+    for (; count < end; count += 2) {
       Output::Values values;
-      weigh_keys(query, output, softmax, values, count, true, count == segment(number).first_draft);
+      weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
+      carry = 1.f;
       tell(shared_, Signal::kEmpty, count);
-      ++count;
-      wait(shared_, Signal::kFull, count);
-      if (stage_bits(count) == 0) {
-        values.begin(stage_address(count), me_);
+      wait(shared_, Signal::kFull, count + 1);
+      if (stage_bits(count + 1) == 0) {
+        values.begin(stage_address(count + 1), me_);
         output.add(values, me_, shared_address(shared_));
       } else {
-        output.add_seen_only(shared_ + stage_offset(count), shared_, me_);
+        output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
       }
-      tell(shared_, Signal::kEmpty, count);
+      tell(shared_, Signal::kEmpty, count + 1);
     }
-    if (me_.group() * kGroupRows < segment(number).rows)
-      store(segment(number), output, softmax,
-            segment(number).first_draft == segment(number).end ? args_.v_scale : 1.f);
+    if (me_.group() * kGroupRows < segment(number).rows) store(segment(number), output, softmax, carry);
   }
 
   /* Found anew at each call: the step loops have no register for where it lies. */
@@ -93,19 +82,19 @@ class Group {
            head * args_.q_stride_head;
   }
 
-  /* A step of keys, whose stage is full: scores, P, and O in step with the maximum that P is relative to. The stage's
-   * values are on their way since before P was known. O is in units of v_scale while it holds values of the prefix only,
-   * so that P stays free of it: `first_draft` ends that. */
+  /* A step of keys: scores, P, and O in step with the maximum that P is relative to. The stage's values are on their
+   * way since before P was known. */
+  template <typename Visible>
   __device__ __forceinline__ void weigh_keys(const QueryFragment& query, Output& output, Softmax& softmax,
-                                             Output::Values& values, int count, bool draft, bool first_draft) const {
+                                             Output::Values& values, int count, float key_scale, float carry,
+                                             Visible visible) const {
+    wait(shared_, Signal::kFull, count);
     Multiplication multiplication(stage_address(count), me_);
     wait_turn(me_.group());
     const Scores own = multiplication.run(query, me_, shared_);
     give_turn(me_.group());
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
-    const float scale = anew(args_.sm_scale) * kLog2E * (draft ? 1.f : args_.k_scale);
-    const bool moved = softmax.add(own, draft ? draft_keys() : prefix_keys(count), scale,
-                                   first_draft ? args_.v_scale : 1.f, me_, shared_);
+    const bool moved = softmax.add(own, visible(), anew(args_.sm_scale) * kLog2E * key_scale, carry, me_, shared_);
     values.begin(stage_address(count), me_);
     if (barrier_any(kGroupBarrier + me_.group(), kGroupThreads, moved)) output.rescale(shared_, me_);
   }

@@ -1,7 +1,7 @@
 /* The loader warps: they fill the stages with keys and draft values.
  *
  * With a stage go 32 bits, 8 of each loader warp's rows: of a prefix, which keys exist; of draft values, whether one is
- * NaN or Inf (not 0); of draft keys, whether one of their values may be.
+ * NaN or Inf (not 0).
  *
  * Rows of an fp8 pool are copied to the end of the places that they fill as bf16, then widened in place.
  */
@@ -63,7 +63,7 @@ class Loader {
         tell_unseen(count);
       }
     }
-    const int end = segment.end;
+    const int end = count + segment.draft_steps;
     int started = count;  // steps before this one have been
     const auto start = [&](int upto, int first) {
 #pragma unroll 1
@@ -76,23 +76,13 @@ class Loader {
     };
 #pragma unroll 1
     for (int first = segment.draft_key; count < end; count += 2, first += kKeys) {
-      // Where a segment begins nothing holds its values up: they come with its keys, and are looked at before these are
-      // told of.
-      const bool together = count == segment.first_step;
-      start(together ? count + 2 : count + 1, first);
+      // Where a segment begins, nothing holds its values up: they need not wait for its keys.
+      start(count == segment.first_step ? count + 2 : count + 1, first);
       mark_visible(segment, first);
-      const auto tell_keys = [&](bool doubtful) {
-        tell_bits(count, doubtful);
-        tell_unseen(count);
-      };
-      if (!together) {
-        tell_keys(true);
-        start(count + 2, first);
-      }
+      tell_unseen(count);
+      start(count + 2, first);
       wait_copied(count + 1);
-      const bool nonfinite = any_nonfinite(count + 1);
-      if (together) tell_keys(nonfinite);
-      tell_bits(count + 1, nonfinite);
+      find_nonfinite(count + 1);
       tell(shared_, Signal::kFull, count + 1);
     }
   }
@@ -203,8 +193,8 @@ class Loader {
     }
   }
 
-  /* Whether one of this warp's draft values, which have come, is NaN or Inf. */
-  __device__ __forceinline__ bool any_nonfinite(int count) const {
+  /* Tells whether one of the draft values that have come is NaN or Inf. */
+  __device__ __forceinline__ void find_nonfinite(int count) const {
     bool nonfinite = false;
 #pragma unroll 1
     for (int i = 0; i < kRowsPerWarp; ++i) {
@@ -216,7 +206,7 @@ class Loader {
         for (int e = 0; e < 4; ++e) nonfinite |= has_nonfinite(pairs[e]);
       }
     }
-    return __any_sync(~0u, nonfinite);
+    tell_bits(count, __any_sync(~0u, nonfinite));
   }
 
   const kdtree_verify_args& args_;

@@ -53,27 +53,24 @@ __device__ __forceinline__ Plan& plan_of(unsigned char* shared) {
   return *reinterpret_cast<Plan*>(shared + Shared::kPlan);
 }
 
-/* The size of each request. Those of more than a warp can hold lie where the stages will be. */
+/* The size of each request; it lies where the stages will be. */
 struct RequestSize {
   int32_t tiles, blocks;  // of one tile
 };
-__device__ __forceinline__ RequestSize size_of(const Request& r, int num_heads) {
-  return {tiles_of(r, num_heads), blocks_of(r)};
-}
 static_assert(KDTREE_MAX_BATCH * sizeof(RequestSize) <= 2 * Shared::kStageBytes);
 
 /* The warp that shares out and, lane 0, describes segments: the first of the first group. */
 constexpr int kPlanningWarp = kLoaderThreads / 32;
 
-/* Finds the requests' sizes; all threads together, before a barrier if there are more than 32. Returns, to the planning
- * warp, the request of the lane's number. */
+/* Finds the requests' sizes; all threads together, before a barrier. Returns, to the planning warp, the request of the
+ * lane's number. */
 __device__ __forceinline__ Request measure(const kdtree_verify_args& args, Plan& plan, RequestSize* sizes) {
   const int first = (threadIdx.x + kThreads - kPlanningWarp * 32) % kThreads;
   Request own = {};
 #pragma unroll 1
   for (int i = first; i < args.batch; i += kThreads) {
     const Request r = load_request(args, i);
-    if (args.batch > 32) sizes[i] = size_of(r, args.num_heads);
+    sizes[i] = {tiles_of(r, args.num_heads), blocks_of(r)};
     if (blockIdx.x == 0) {
       if (r.rows > 0) atomicAdd(&plan.query_rows, static_cast<unsigned long long>(r.rows));
       if (r.refused > 0) atomicAdd(&plan.refused, static_cast<unsigned long long>(r.refused));
@@ -83,26 +80,24 @@ __device__ __forceinline__ Request measure(const kdtree_verify_args& args, Plan&
   return own;
 }
 
-/* Of numbers from 0 on; 64 bits are divided by a loop of hundreds of clocks, and hardly ever needed. */
+/* Of numbers from 0 on. Unsigned 64 bits are divided as 32 where that will do. */
 __device__ __forceinline__ int divide(int64_t a, int b) {
-  return static_cast<int>(a >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b);
+  return static_cast<int>(static_cast<uint64_t>(a) / static_cast<uint32_t>(b));
 }
 
 __device__ __forceinline__ int ceil_div(int a, int b) {
   return (static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) / static_cast<uint32_t>(b);
 }
 
-/* Gives this CTA its share; the planning warp does it. `own` is the request of the lane's number. */
+/* Gives this CTA its share; one warp together, after a barrier. `own` is the request of the lane's number. */
 __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& plan, const RequestSize* sizes,
                                           const Request& own) {
   const int lane = threadIdx.x % 32, ctas = gridDim.x;
-  const RequestSize own_size = size_of(own, args.num_heads);
-  const auto size = [&](int i) { return i < 32 ? own_size : sizes[i]; };  // of one of the lane's requests
   int64_t blocks = 0, tiles = 0;
 #pragma unroll 1
   for (int i = lane; i < args.batch; i += 32) {
-    blocks += int64_t{size(i).tiles} * size(i).blocks;
-    tiles += size(i).tiles;
+    blocks += int64_t{sizes[i].tiles} * sizes[i].blocks;
+    tiles += sizes[i].tiles;
   }
   blocks = warp_sum(blocks), tiles = warp_sum(tiles);
   const int64_t units = blocks + tiles * kTileCost;
@@ -116,7 +111,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
       int taken = 0;  // CTAs, if every tile began a share
 #pragma unroll 1
       for (int i = lane; i < args.batch; i += 32)
-        taken += size(i).tiles * min(ceil_div(size(i).blocks, tried), ctas + 1);
+        taken += sizes[i].tiles * min(ceil_div(sizes[i].blocks, tried), ctas + 1);
       aligned = __reduce_add_sync(~0u, min(taken, ctas + 1)) <= ctas;
     }
     if (aligned) share = tried - 1;
@@ -127,7 +122,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
   __syncwarp();
 #pragma unroll 1
   for (int first = 0; first < args.batch; first += 32) {
-    const RequestSize mine = first + lane < args.batch ? size(first + lane) : RequestSize{};
+    const RequestSize mine = first + lane < args.batch ? sizes[first + lane] : RequestSize{};
     const int before = aligned ? 0 : kTileCost;
     const int tile_units = aligned ? ceil_div(mine.blocks, share) * share : before + mine.blocks;
     const int64_t here = int64_t{mine.tiles} * tile_units, upto = args.batch == 1 ? here : warp_prefix_sum(here);

@@ -16,11 +16,14 @@ struct Segment {
   int32_t draft_key;   // of the request's draft tokens: where the first draft step begins
   int32_t first_row;   // of the tile, in the request's (token, head) rows
   int32_t rows;        // of the tile
-  int32_t first_step;   // as the CTA counts them
-  int32_t first_draft;  // step, of those of keys and of values; `end` if there is none
-  int32_t end;          // the step after the last
+  int32_t first_step;  // as the CTA counts them
+  int32_t prefix_steps;
+  int32_t draft_steps;  // of keys and of values
   bool opens, closes;   // whether the tile's first and its last block are in it
   bool last;            // no segment, but the end of the share
+
+  __device__ __forceinline__ int prefix_end() const { return first_step + prefix_steps; }
+  __device__ __forceinline__ int steps() const { return prefix_steps + draft_steps; }
 };
 static_assert(sizeof(Segment) <= Shared::kSegmentBytes);
 
@@ -46,16 +49,15 @@ __device__ __forceinline__ void describe(const kdtree_verify_args& args, Plan& p
   segment.request = request;
   segment.first_row = plan.tile * kRows;
   segment.rows = min(static_cast<int>(request.rows) * args.num_heads - segment.first_row, kRows);
-  const int prefix_steps = min(end, prefix) - min(begin, prefix);
+  segment.prefix_steps = min(end, prefix) - min(begin, prefix);
   segment.entry = request.prefix + int64_t{begin} * kKeys;
   segment.prefix_keys = static_cast<int>(
-      min(request.prefix_len - int64_t{begin} * kKeys, int64_t{prefix_steps} * kKeys));
+      min(request.prefix_len - int64_t{begin} * kKeys, int64_t{segment.prefix_steps} * kKeys));
   segment.draft_key = max(begin - prefix, 0) * kKeys;
-  segment.first_draft = plan.steps + prefix_steps;
-  segment.end = segment.first_draft + 2 * (max(end - prefix, 0) - max(begin - prefix, 0));
+  segment.draft_steps = 2 * (max(end - prefix, 0) - max(begin - prefix, 0));
   segment.opens = begin == 0;
   segment.closes = end == blocks;
-  plan.steps = segment.end;
+  plan.steps += segment.steps();
   plan.left -= end - plan.block;
   plan.block = segment.closes ? -kTileCost : end;
   plan.tile += segment.closes;

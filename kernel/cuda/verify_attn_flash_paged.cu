@@ -40,20 +40,16 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
   launch_dependents();
   if (threadIdx.x == 0) plan.refused = plan.query_rows = 0;
   if (threadIdx.x == kThreads - 1) init_signals(shared);
-  __syncthreads();
   wait_for_dependency();  // what comes first above touches nothing that others may still read or write
+  if (threadIdx.x == 0) report_of(workspace) = CtaReport{};
+  __syncthreads();
   RequestSize* const sizes = reinterpret_cast<RequestSize*>(shared + Shared::kStages);
   const Request own = measure(args, plan, sizes);
-  if (args.batch > 32) {
-    fence_stores_before_bulk_copies();
-    __syncthreads();
-  }
+  fence_stores_before_bulk_copies();
+  __syncthreads();
   if (threadIdx.x / 32 == kPlanningWarp) {
     share_out(args, plan, sizes, own);
-    if (lane_id() == 0) {
-      report_of(workspace) = CtaReport{};
-      describe(args, plan, segment_of(shared, 0), report_of(workspace));
-    }
+    if (lane_id() == 0) describe(args, plan, segment_of(shared, 0), report_of(workspace));
     tell(shared, Signal::kDescribed, 0);
   }
   if (threadIdx.x < kLoaderThreads) {
