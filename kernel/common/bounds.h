@@ -105,6 +105,8 @@ class DraftMask {
         chain_(args.mask == nullptr ? static_cast<int>(t) : -1) {}
   // j lies in [0, T).
   KDTREE_HD bool sees(int j) const { return row_ != nullptr ? row_[j] != 0 : j <= chain_; }
+  // T bytes, not 0 where the row sees the key; NULL where there are none to read.
+  KDTREE_HD const uint8_t* bytes() const { return row_; }
 
  private:
   const uint8_t* row_;  // the row's bytes of draft keys, NULL where there is no mask or none of it is read

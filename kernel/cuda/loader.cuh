@@ -182,11 +182,18 @@ class Loader {
       uint32_t bits = 0;
       if (row < segment.rows) {
         const DraftMask mask(args_, segment.request, (segment.first_row + row) / args_.num_heads);
-        const int base = first + key_of(lane, 0), keys = static_cast<int>(segment.request.rows);
+        const int base = first + key_of(lane, 0), left = static_cast<int>(segment.request.rows) - base;
+        const uint8_t* const bytes = mask.bytes();
+        if (bytes != nullptr) {
+          uint32_t seen[8];  // loaded all at once, and looked at then
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int key = base + key_of(0, i);
-          if (key < keys && mask.sees(key)) bits |= 1u << i;
+          for (int i = 0; i < 8; ++i) seen[i] = key_of(0, i) < left ? bytes[base + key_of(0, i)] : 0;
+#pragma unroll
+          for (int i = 0; i < 8; ++i) bits |= static_cast<uint32_t>(seen[i] != 0) << i;
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i)
+            bits |= static_cast<uint32_t>(key_of(0, i) < left && mask.sees(base + key_of(0, i))) << i;
         }
       }
       shared_[Shared::kVisible + group * kGroupThreads + warp_ * 32 + lane] = static_cast<unsigned char>(bits);

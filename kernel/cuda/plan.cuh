@@ -105,7 +105,7 @@ __device__ __forceinline__ void share_out(const kdtree_verify_args& args, Plan& 
 
   bool aligned = false;
   if (tiles <= ctas) {  // so that a tile's cost is a few units of a share at most
-    int tried = max(divide(blocks + ctas - 1, ctas), 1);
+    int tried = max(max(divide(blocks + ctas - 1, ctas), divide(units, ctas)), 1);
 #pragma unroll 1
     for (; tried <= share + kAlignmentCost && !aligned; ++tried) {
       int taken = 0;  // CTAs, if every tile began a share
