@@ -11,9 +11,10 @@ constexpr int kFillingWarps = 4;
 constexpr int kRowsPerWarp = kKeys / kFillingWarps;
 static_assert(kGroupWarps == kFillingWarps && kLoaderThreads == 32 * kFillingWarps);
 
-/* What is copied where a row does not exist: no bit pattern of another request or of an unused slot ever enters a
- * product. */
-__device__ __align__(128) const char kZeros[KDTREE_QK_DIM * 2] = {};
+/* What is copied where a row does not exist, so that no bit pattern of another request or of an unused slot ever enters
+ * a product. Never written. They are many, that not all multiprocessors ask the same few lines of the L2 for them. */
+constexpr int kZeroRows = 64;
+__device__ __align__(128) char zero_rows[kZeroRows][KDTREE_QK_DIM * 2];
 
 /* One of the four warps that fill a stage together. */
 class Filler {
@@ -23,6 +24,8 @@ class Filler {
   /* The row of a stage that this lane copies, if it is one of the first 8 lanes. */
   __device__ __forceinline__ int row() const { return warp_ * kRowsPerWarp + lane_id(); }
   __device__ __forceinline__ static bool copies() { return lane_id() < kRowsPerWarp; }
+  /* What it copies if it has none. */
+  __device__ __forceinline__ const char* zeros() const { return zero_rows[(blockIdx.x + row()) % kZeroRows]; }
   /* The warp's row i of 8. */
   __device__ __forceinline__ uint32_t address(int count, int i) const {
     return shared_address(shared_) + Shared::kStages + count % 2 * Shared::kStageBytes +

@@ -44,7 +44,7 @@ class Loader {
       const bool mine = has_key(left), exists = mine && slot.number(args_) >= 0 && slot.number(args_) < args_.slots;
       if (mine && !exists) refuse(segment);
       const void* const from =
-          exists ? static_cast<const char*>(args_.pool) + slot.number(args_) * pool_stride() : kZeros;
+          exists ? static_cast<const char*>(args_.pool) + slot.number(args_) * pool_stride() : filler_.zeros();
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
       wait_empty(count);
@@ -76,7 +76,7 @@ class Loader {
     };
 #pragma unroll 1
     for (int first = segment.draft_key; count < end; count += 2, first += kKeys) {
-      // Where a segment begins, nothing holds its values up: they need not wait for its keys.
+      // Where a segment begins, nothing holds its values up: they come with its keys.
       start(count == segment.first_step ? count + 2 : count + 1, first);
       mark_visible(segment, first);
       tell_unseen(count);
@@ -127,7 +127,7 @@ class Loader {
 
   /* Where this lane's row of a block of draft keys or values lies. */
   __device__ __forceinline__ const void* draft_row(const Segment& segment, bool keys, int key) const {
-    if (!Filler::copies() || key >= segment.request.rows) return kZeros;
+    if (!Filler::copies() || key >= segment.request.rows) return filler_.zeros();
     return static_cast<const uint16_t*>(keys ? args_.k : args_.v) +
            (segment.request.row + key) * (keys ? args_.k_stride_token : args_.v_stride_token);
   }
