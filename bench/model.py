@@ -99,8 +99,10 @@ def share(cell: Cell, multiprocessors: int) -> int:
     """Steps of the busiest multiprocessor, TILE_COST for each tile among them: an even share, or up to ALIGNMENT_COST
     more where every tile then begins one (kernel/cuda/plan.cuh)."""
     tiles = _tiles(cell) * len(cell.lengths)
-    even = max(math.ceil((steps(cell) + TILE_COST * tiles) / multiprocessors), 1)
-    for aligned in range(even, even + ALIGNMENT_COST + 1):
+    units = steps(cell) + TILE_COST * tiles
+    even = max(math.ceil(units / multiprocessors), 1)
+    least = max(math.ceil(steps(cell) / multiprocessors), units // multiprocessors, 1)
+    for aligned in range(least, even + ALIGNMENT_COST + 1):
         if sum(_tiles(cell) * math.ceil(blocks / aligned) for blocks in _blocks(cell)) <= multiprocessors:
             return aligned
     return even

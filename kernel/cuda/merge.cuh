@@ -34,9 +34,9 @@ struct MergeShared {
   int upto[kMergeThreads];  // items of the reports up to this one
   unsigned long long refused;
   CtaReport reports[kMergeThreads];
-  int cta, item;                          // whose report tells of the tile, and which of the tile's items is next
-  float2 weight[kMergeWarps][32][2];      // [warp][part][half of the warp]: of its lanes' two vectors
-  float2 stats[kMergeWarps];              // of each warp's parts together, as of a part
+  int cta, item;                      // whose report tells of the tile, and which of the tile's items is next
+  float2 weight[kMergeWarps][32][2];  // [warp][part][half of the warp]: of its lanes' two vectors
+  float2 stats[kMergeWarps];          // of each warp's parts together, as of a part
   float sum[kMergeWarps][KDTREE_V_DIM];
 };
 
@@ -50,9 +50,6 @@ __device__ __forceinline__ int items_of(const CtaReport& report) {
   const int rows = kMergeWarps >> team_log2(report.parts);  // of an item
   return (report.rows + rows - 1) / rows;
 }
-
-/* What a part's maximum is taken relative to: where nothing has been seen, weights shall be 0 and not NaN. */
-__device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.f : max; }
 
 /* A lane's elements of a row, in float32. */
 struct RowSum {

@@ -6,8 +6,8 @@
  * workspace that a CTA needs, whatever the batch and the lengths.
  *
  * A CTA that ends one tile and begins the next has queries to load and a part to store twice. Where it costs a share at
- * most kAlignmentCost units more, every tile therefore begins a share: its units are padded to whole shares, and a CTA
- * stops where its tile does.
+ * most kAlignmentCost units more, every tile therefore begins a share: its blocks are padded to whole shares, and a CTA
+ * stops where its tile does. The least such share is taken, beginning with the even one rounded down.
  */
 #pragma once
 
@@ -34,7 +34,8 @@ __device__ __forceinline__ int tiles_of(const Request& r, int num_heads) {
 constexpr int kAlignmentCost = 2;
 
 /* Beginning a tile costs a CTA about as much as this many blocks, and is counted so: a CTA's share may be many tiles of
- * one block. These units stand before a tile's blocks; nothing is done for them. */
+ * one block. These units stand before a tile's blocks; nothing is done for them. Where every tile begins a share there
+ * are none: each CTA has one tile then. */
 constexpr int kTileCost = 4;
 
 /* Where a CTA is in its share of the work. */

@@ -173,6 +173,9 @@ class Multiplication {
  * -infinity (0 / 0, NaN) is so told from one that saw no key (zeros), see reciprocal. */
 constexpr float kNothingSeen = -0.f;
 
+/* What weights are taken relative to: where nothing has been seen, they shall be 0 and not NaN. */
+__device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.f : max; }
+
 /* How far, in base 2, a score may exceed the maximum that weights are taken relative to, before that is moved and O
  * rescaled: weights stay below 2^8, which neither bf16 nor the float32 sums mind. */
 constexpr float kSlack = 8.f;
@@ -247,10 +250,6 @@ struct Softmax {
     const float pair = sum + __shfl_xor_sync(~0u, sum, 1);
     return pair + __shfl_xor_sync(~0u, pair, 2);
   }
-
- private:
-  /* Where nothing has been seen yet, weights shall be 0 and not NaN. */
-  __device__ __forceinline__ static float shift_of(float max) { return max == -INFINITY ? 0.f : max; }
 };
 
 /* Which of a thread's eight keys are among a stage's 32: bit i for key_of(lane, i). Its keys are two of each byte. */

@@ -24,6 +24,8 @@ def test_steps_are_row_tiles_times_key_blocks() -> None:
         (Cell(1, 16, 32, 32 << 10), 65),  # two more than that
         (Cell(8, 16, 32, 8 << 10), 129),  # even are 127, tiles' cost among them; two more let each begin a share
         (Cell(1, 8, 8, 128 << 10, short=3), 32),
+        (Cell(1, 8, 8, 131 * 32), 1),  # as many steps as multiprocessors: the tile's cost does not make it two of each
+        (Cell(32, 8, 16, 16), 2),  # whole tiles, though half of the multiprocessors have none
     ],
     ids=lambda x: x.key if isinstance(x, Cell) else None,
 )
