@@ -141,8 +141,7 @@ def _rows_in_order(cell: Cell, call: Call) -> torch.Tensor:
 
 def load(names: Sequence[str], device: torch.device) -> tuple[list[Contender], dict[str, str]]:
     """The named peers, and why each of the others could not be loaded."""
-    if str(FOLDER) not in sys.path and FOLDER.is_dir():
-        sys.path.append(str(FOLDER))  # last: what is installed comes first
+    _add_folder()
     found: list[Contender] = []
     missing: dict[str, str] = {}
     for name in names:
@@ -153,6 +152,11 @@ def load(names: Sequence[str], device: torch.device) -> tuple[list[Contender], d
             # What another project's import raises is not ours to list.
             missing[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
     return found, missing
+
+
+def _add_folder() -> None:
+    if str(FOLDER) not in sys.path and FOLDER.is_dir():
+        sys.path.append(str(FOLDER))  # last: what is installed comes first
 
 
 def _stock(name: str, _: torch.device) -> Contender:
@@ -170,6 +174,7 @@ def _flashinfer(name: str, device: torch.device) -> Contender:
 
 def versions() -> dict[str, str]:
     """Versions of the peers' packages that are there."""
+    _add_folder()
     found = {}
     for package in ("sglang", "flashinfer-python", "triton"):
         try:

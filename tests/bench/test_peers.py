@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,15 @@ def test_a_peer_that_cannot_be_loaded_is_told_in_a_line(monkeypatch: pytest.Monk
     assert found == []
     assert "no_such_module" in missing["stock_sm90"]
     assert all("\n" not in reason for reason in missing.values())
+
+
+def test_versions_are_of_the_folder_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though no peer has been loaded: a run is described first, and the grid goes on only beside the same SGLang."""
+    (tmp_path / "flashinfer_python-9.8.7.dist-info").mkdir()
+    (tmp_path / "flashinfer_python-9.8.7.dist-info" / "METADATA").write_text("Name: flashinfer-python\nVersion: 9.8.7\n")
+    monkeypatch.setattr(peers, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert peers.versions()["flashinfer-python"] == "9.8.7"
 
 
 @pytest.mark.parametrize("name", ["stock_sm90", "stock_sm120"])
