@@ -3,7 +3,7 @@
 Every number that this makes is an estimate. A call's steps are spread over the multiprocessors as the kernel shares
 them out; a step takes as long as its matrix instructions or its shared-memory traffic, whichever is longer; the whole
 takes no less than the pool's bytes at the card's copy rate. What overlaps badly is one efficiency, fitted to a measured
-run, as is the fixed cost of a call: two launches, the plan, a tile's queries (73,728 bytes through shared memory), its
+run, as is the fixed cost of a call: two launches, the plan, a tile's queries (81,920 bytes into shared memory), its
 part (67,072 bytes to the L2) and the merge. A multiprocessor that walks more than one tile pays for the latter again,
 which is not counted.
 """
@@ -65,8 +65,8 @@ class Card:
     mhz: float
 
 
-COPY_SHARE = 0.88
-"""Of the published memory rate, what a copy reaches: 4242 of 4800 GB/s on an H200."""
+COPY_SHARE = 0.84
+"""Of the published memory rate, what a copy reaches: 4023 of 4800 GB/s on an H200 (docs/benchmark/h200.json)."""
 
 PUBLISHED = (
     Card("RTX PRO 6000", multiprocessors=188, mma=503.8e6, copy=1792e3 * COPY_SHARE, mhz=2617),

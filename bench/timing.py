@@ -22,7 +22,7 @@ class Time:
     Attributes:
         us: Median over `replays`.
         how: "graph": replay of a CUDA graph; "eager": launched from Python, where it could not be captured;
-            "once": one launch.
+            "once": one launch, of a graph too where it could.
         calls: Calls of a replay.
         replays: How often.
     """
@@ -45,8 +45,10 @@ class GpuTimer:
         self.replays, self.replay_us = replays, replay_us
 
     def once(self, launch: Launch) -> Time:
-        """One launch from Python, warm."""
-        return Time(self._event_us(launch), "once", 1, 1)
+        """One launch, warm. Of a graph: Python may take longer to launch than the launch does."""
+        run, _ = _replay(launch)
+        run()
+        return Time(self._event_us(run), "once", 1, 1)
 
     def median(self, launches: Sequence[Launch], refill: Callable[[], None] | None = None) -> Time:
         """The median time of a launch among `launches`, taken in turn; `refill` runs between capture and replay."""
@@ -58,11 +60,7 @@ class GpuTimer:
             for launch in sequence:
                 launch()
 
-        try:
-            replay, how = _captured(all_of_them), "graph"
-        except RuntimeError:
-            torch.cuda.synchronize()
-            replay, how = all_of_them, "eager"
+        replay, how = _replay(all_of_them)
         if refill:
             refill()
         replay()
@@ -79,6 +77,15 @@ class GpuTimer:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3
+
+
+def _replay(run: Launch) -> tuple[Launch, str]:
+    """What replays a graph of what `run` launches, or `run` itself where that cannot be captured; which of them."""
+    try:
+        return _captured(run), "graph"
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return run, "eager"
 
 
 def _captured(run: Launch) -> Launch:

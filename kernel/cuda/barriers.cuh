@@ -21,7 +21,7 @@ constexpr bool kForRacecheck = false;
 
 /* What mbarriers tell: of a step (stage step % 2) or of a segment, by number. */
 enum class Signal {
-  kCopied,     // step: its copies have come, where loaders look at them before the groups do
+  kCopied,     // step: its copies have come; waited for where loaders look at them before the groups do
   kFull,       // step: its stage is filled
   kEmpty,      // step: both groups have read the stage
   kDescribed,  // segment: it is described
@@ -61,7 +61,9 @@ __device__ __forceinline__ void tell(const unsigned char* shared, Signal signal,
   if (kForRacecheck || lane_id() == 0) mbarrier_arrive(barrier_of(shared, signal, number));
 }
 
-/* Until all have told it of the step or segment `number`. Who waits for all numbers in turn cannot miss one. */
+/* Until all have told it of the step or segment `number`. Nobody tells of a number before what was told of the second
+ * one before it has been waited for, or could have been: a stage is filled again when it is read, a description written
+ * anew when loaders and groups are through with it. So a wait's parity is of that number and no other. */
 __device__ __forceinline__ void wait(const unsigned char* shared, Signal signal, int number) {
   mbarrier_wait(barrier_of(shared, signal, number), number / 2 % 2);
 }
@@ -113,7 +115,8 @@ __device__ __forceinline__ void group_arrive(uint32_t group) {
 __device__ __forceinline__ void begin_segment() { barrier_sync(kGroupsBarrier, kComputeThreads); }
 
 /* The groups multiply keys in turns, so that one does while the other is at its softmax and values: together they would
- * ask more of the shared memory than it gives, and less a moment later. Group 0 begins: group 1 gives it a turn more. */
+ * ask more of the shared memory than it gives, and less a moment later. Group 0 begins: group 1 gives it one turn more.
+ */
 __device__ __forceinline__ void wait_turn(int group) {
   group_sync<kTurnBarrier, kComputeThreads>(group);
 }

@@ -66,10 +66,10 @@ struct RowSum {
   }
 };
 
-/* One warp's parts of a row: `first`, and each `step`-th after it, `count` in all. Adds them to `sum`, relative to their
- * greatest maximum; returns that and their denominator. */
-__device__ __forceinline__ float2 add_parts(MergeShared& shared, const Workspace& workspace, int cta, int row, int first,
-                                            int step, int count, RowSum& sum) {
+/* One warp's parts of a row: `first`, and each `step`-th after it, `count` in all. Adds them to `sum`, relative to
+ * their greatest maximum; returns that and their denominator. */
+__device__ __forceinline__ float2 add_parts(MergeShared& shared, const Workspace& workspace, int cta, int row,
+                                            int first, int step, int count, RowSum& sum) {
   const int lane = lane_id();
   const PartialTile* const fronts = &workspace.front(cta + first);
   const auto part = [&](int i) { return fronts + 2 * step * i + (first == 0 && i == 0); };  // the first CTA's is a tail

@@ -43,8 +43,8 @@ struct QueryFragment {
   uint32_t a[2][kSliceSteps][4];
 
   /* From `q`, where row_of(row) is one of the group's rows. A quad reads a row's slice in pieces of 16 bytes, all of
-   * them at once (past the slice its last one again), and calls `meanwhile`; they pass through the warp's outbox, 16 rows
-   * and two pieces of a lane at a time, to lie as mma wants them. */
+   * them at once (past the slice its last one again), and calls `meanwhile`; they pass through the warp's outbox, 16
+   * rows and two pieces of a lane at a time, to lie as mma wants them. */
   template <typename RowOf, typename Meanwhile>
   __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared, Meanwhile meanwhile) {
     const int lane = me.lane();

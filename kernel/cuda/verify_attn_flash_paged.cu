@@ -2,8 +2,8 @@
  *
  * Grid.  One CTA of 12 warps per multiprocessor. The keys of a request are its prefix (pool rows, gathered by
  * kv_indices, seen by all) and then its draft tokens (k and v, seen as the tree mask says), in blocks of 32; its rows
- * are tokens x heads, in tiles of 64. plan.cuh numbers the (request, row tile, key block) units and gives each CTA an
- * equal share of consecutive ones, from the indptrs, on the device: one captured graph serves every length, and cost
+ * are tokens x heads, in tiles of 64. plan.cuh numbers the (request, row tile, key block) units and gives each CTA a
+ * share of consecutive ones, from the indptrs, on the device: one captured graph serves every length, and cost
  * follows the lengths.
  *
  * Roles and data flow of a CTA, for each segment (a tile's blocks that are its own):
@@ -15,9 +15,9 @@
  *           from; only draft tokens have values of their own, in a stage of their own.
  *   A tile that was walked whole goes to `out`; a part of one to the workspace (workspace.cuh), and the merge kernel
  *   (merge.cuh) joins the parts by log-sum-exp.
- * The groups share stages and nothing else: while one does its softmax the other multiplies. Who waits for whom is in
- * barriers.cuh. Each launch overlaps the end of the one before it. Nothing depends on which CTA or group runs first:
- * results are bitwise repeatable.
+ * The groups share stages and segments, and nothing else: while one does its softmax the other multiplies. Who waits for
+ * whom is in barriers.cuh. Each launch overlaps the end of the one before it. Nothing depends on which CTA or group runs
+ * first: results are bitwise repeatable.
  *
  * A step of one stage, by a group (barriers marked |, all of them the group's own but the first two):
  *   stage filled | its turn | partial S | add up, softmax, P | O += P V; stage read
