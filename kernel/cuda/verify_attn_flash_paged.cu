@@ -15,9 +15,9 @@
  *           from; only draft tokens have values of their own, in a stage of their own.
  *   A tile that was walked whole goes to `out`; a part of one to the workspace (workspace.cuh), and the merge kernel
  *   (merge.cuh) joins the parts by log-sum-exp.
- * The groups share stages and segments, and nothing else: while one does its softmax the other multiplies. Who waits for
- * whom is in barriers.cuh. Each launch overlaps the end of the one before it. Nothing depends on which CTA or group runs
- * first: results are bitwise repeatable.
+ * The groups share stages and segments, and nothing else: while one does its softmax the other multiplies. Who waits
+ * for whom is in barriers.cuh. Each launch overlaps the end of the one before it. Nothing depends on which CTA or group
+ * runs first: results are bitwise repeatable.
  *
  * A step of one stage, by a group (barriers marked |, all of them the group's own but the first two):
  *   stage filled | its turn | partial S | add up, softmax, P | O += P V; stage read
