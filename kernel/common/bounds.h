@@ -5,7 +5,8 @@
 // The rule, per request b:
 //   1. Query window [qo_indptr[b], qo_indptr[b+1]): clamped to [0, tokens], its end to at least its begin.
 //      A changed window counts 1. kdtree_verify then cuts it to max_q_len rows; a cut counts 1. The rows
-//      that remain are T. A request with T = 0 counts nothing more and reads none of what follows 2.
+//      that remain are T. A request with T = 0 counts nothing more, and nothing more of it is read than
+//      its entries of the three indptrs.
 //   2. Prefix window [kv_indptr[b], kv_indptr[b+1]): clamped to [0, kv_indices_len] in the same way; a
 //      changed window counts 1. What remains is L.
 //   3. A slot kv_indices[i], i in the prefix window, outside [0, slots): that key is skipped for every row

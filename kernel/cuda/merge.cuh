@@ -17,6 +17,7 @@ namespace kdtree {
 constexpr int kMergeThreads = 256;
 constexpr int kMergeWarps = kMergeThreads / 32;
 constexpr int kMergeCtasPerMultiprocessor = 2;
+static_assert(kMergeCtasPerMultiprocessor % 2 == 0, "items are dealt out to CTAs two by two");
 static_assert(kMaxCtas <= kMergeThreads, "one thread scans one report");
 static_assert(kMaxCtas <= kMergeWarps * 32, "each lane weighs one of a warp's parts");
 
