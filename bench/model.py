@@ -96,8 +96,8 @@ def steps(cell: Cell) -> int:
 
 
 def share(cell: Cell, multiprocessors: int) -> int:
-    """Steps of the busiest multiprocessor, TILE_COST for each tile among them: an even share, or up to ALIGNMENT_COST
-    more where every tile then begins one (kernel/cuda/plan.cuh)."""
+    """Steps of the busiest multiprocessor: the least share from the even one on, and up to ALIGNMENT_COST above it, of
+    which every tile begins one; else the even share, TILE_COST for each tile among it (kernel/cuda/plan.cuh)."""
     tiles = _tiles(cell) * len(cell.lengths)
     units = steps(cell) + TILE_COST * tiles
     even = max(math.ceil(units / multiprocessors), 1)

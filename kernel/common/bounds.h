@@ -34,7 +34,7 @@ namespace kdtree {
 // Element i of an array of KDTREE_I32 or KDTREE_I64.
 KDTREE_HD int64_t load_index(const void* array, int32_t dtype, int64_t i) {
 #ifdef __CUDA_ARCH__
-  // Without a branch: a kernel has this in a dozen places, and runs most of its code once, as fast as it is fetched.
+  // Without a branch: a kernel has this in a dozen places.
   const int wide = dtype == KDTREE_I64;
   const int32_t* const words = static_cast<const int32_t*>(array) + (i << wide);
   const int32_t low = words[0], high = wide ? words[1] : low >> 31;

@@ -227,7 +227,7 @@ def test_compute_sanitizer(tool: str, tmp_path: Path) -> None:
     environment = dict(os.environ)
     if tool == "racecheck":
         environment["KDTREE_LIBRARY_DIR"] = str(library_for_racecheck(tmp_path))
-        command.append("--num-cuda-barriers=64")  # it stops looking at mbarriers beyond a few
+        command.append("--num-cuda-barriers=64")  # how many mbarriers it keeps track of
     done = subprocess.run(
         [*command, sys.executable, program], env=environment, capture_output=True, text=True, timeout=400
     )
