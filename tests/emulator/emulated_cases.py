@@ -44,6 +44,7 @@ CHOSEN = (
     Chosen(12, Case((700,), (8,), 8)),  # one tile among many CTAs: the merge kernel's warps share rows
     Chosen(10, Case((32 * 9,), (8,), 8), "e4m3"),  # a block a CTA, the drafts on the last
     Chosen(4, Case((48 * 4,), (5,), 6)),  # nothing for the last CTA; a tile of 30 rows
+    Chosen(3, Case((600,), (16,), 8)),  # two tiles of 20 blocks: a CTA walks parts of both
     Chosen(5, Case((200, 70), (40, 33), 4, mask="chain", indptr_dtype=torch.int64, indices_dtype=torch.int32)),
     Chosen(2, Case((5,) * 36, (2,) * 36, 8, mask_dtype=torch.bool)),  # more than 32 requests, many a CTA
     Chosen(3, Case((1, 40) * 18, (1, 5) * 18, 8), "e5m2"),  # the same, tiles of 8 and 40 rows
