@@ -1,6 +1,7 @@
 /* A group of compute warps: it walks 32 rows of each segment's tile, and stores what comes of it. */
 #pragma once
 
+#include "range.cuh"
 #include "result.cuh"
 #include "segment.cuh"
 #include "values.cuh"
@@ -8,6 +9,7 @@
 
 namespace kdtree {
 
+template <bool fp8_pool>
 class Group {
  public:
   __device__ __forceinline__ Group(const kdtree_verify_args& args, const Workspace& workspace, unsigned char* shared)
@@ -27,6 +29,8 @@ class Group {
   }
 
  private:
+  using Pool = std::conditional_t<fp8_pool, F16, Bf16>;  // what its rows are in their stage
+
   /* Describes the segment after `number`, while the queries of that one come. */
   __device__ __forceinline__ void describe_next(int number) const {
     if (me_.group() != 0 || me_.warp() != 0) return;
@@ -38,7 +42,7 @@ class Group {
   }
 
   __device__ __forceinline__ void walk(int number) const {
-    QueryFragment query;
+    QueryFragment<fp8_pool> query;
     query.load([&](int row) { return query_row(segment(number), row); }, me_, shared_, [&] { describe_next(number); });
     int count = uniform(segment(number).first_step);  // of steps so far
     Output output;
@@ -47,28 +51,37 @@ class Group {
 #pragma unroll 1
     for (; count < segment(number).prefix_end(); ++count) {
       Output::Values values;
-      weigh_keys(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
-      output.add(values, me_, shared_address(shared_));
+      weigh_keys<Pool>(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
+      output.template add<Pool>(values, me_, shared_address(shared_));
       tell(shared_, Signal::kEmpty, count);
     }
     const int end = count + uniform(segment(number).draft_steps);
+    const auto& as_drafts = of_drafts(query);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
 #pragma unroll 1
     for (; count < end; count += 2) {
       Output::Values values;
-      weigh_keys(query, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
+      weigh_keys<Bf16>(as_drafts, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
       carry = 1.f;
       tell(shared_, Signal::kEmpty, count);
       wait(shared_, Signal::kFull, count + 1);
       if (stage_bits(count + 1) == 0) {
         values.begin(stage_address(count + 1), me_);
-        output.add(values, me_, shared_address(shared_));
+        output.template add<Bf16>(values, me_, shared_address(shared_));
       } else {
         output.add_seen_only(shared_ + stage_offset(count + 1), shared_, me_);
       }
       tell(shared_, Signal::kEmpty, count + 1);
     }
     if (me_.group() * kGroupRows < segment(number).rows) store(segment(number), output, softmax, carry);
+  }
+
+  /* Q to multiply draft tokens' keys by, which are bf16. */
+  __device__ __forceinline__ static const QueryFragment<false>& of_drafts(const QueryFragment<false>& query) {
+    return query;
+  }
+  __device__ __forceinline__ static QueryFragment<false> of_drafts(const QueryFragment<true>& query) {
+    return query.as_bf16();
   }
 
   /* Found anew at each call: the step loops have no register for where it lies. */
@@ -84,17 +97,19 @@ class Group {
 
   /* A step of keys: scores, P, and O in step with the maximum that P is relative to. The stage's values are on their
    * way since before P was known. */
-  template <typename Visible>
-  __device__ __forceinline__ void weigh_keys(const QueryFragment& query, Output& output, Softmax& softmax,
+  template <typename Number, typename Query, typename Visible>
+  __device__ __forceinline__ void weigh_keys(const Query& query, Output& output, Softmax& softmax,
                                              Output::Values& values, int count, float key_scale, float carry,
                                              Visible visible) const {
     wait(shared_, Signal::kFull, count);
     Multiplication multiplication(stage_address(count), me_);
     wait_turn(me_.group());
-    const Scores own = multiplication.run(query, me_, shared_);
+    const Scores own = multiplication.template run<Number>(query, me_, shared_);
     give_turn(me_.group());
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
-    const bool moved = softmax.add(own, visible(), anew(args_.sm_scale) * kLog2E * key_scale, carry, me_, shared_);
+    float scale = anew(args_.sm_scale) * kLog2E * key_scale;
+    if constexpr (fp8_pool) scale *= reinterpret_cast<const float*>(shared_ + Shared::kQueryScale)[me_.row()];
+    const bool moved = softmax.template add<Number>(own, visible(), scale, carry, me_, shared_);
     values.begin(stage_address(count), me_);
     if (barrier_any(kGroupBarrier + me_.group(), kGroupThreads, moved)) output.rescale(shared_, me_);
   }
@@ -184,15 +199,6 @@ class Group {
   __device__ __forceinline__ static float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-  }
-
-  /* A power of two that brings numbers up to `largest` below 2^15; its reciprocal is one as well. */
-  __device__ __forceinline__ static float power_above(float largest) {
-    const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 14, 1);
-    return __uint_as_float(static_cast<uint32_t>(min(exponent, 252)) << 23);
-  }
-  __device__ __forceinline__ static float reciprocal_of_power(float power) {
-    return __uint_as_float((254u << 23) - __float_as_uint(power));
   }
 
   const kdtree_verify_args& args_;

@@ -3,7 +3,7 @@
  * With a stage go 32 bits, 8 of each loader warp's rows: of a prefix, which keys exist; of draft values, whether one is
  * NaN or Inf (not 0).
  *
- * Rows of an fp8 pool are copied to the end of the places that they fill as bf16, then widened in place.
+ * Rows of an fp8 pool are copied to the end of the places that they fill as float16, then widened in place.
  */
 #pragma once
 
@@ -139,7 +139,7 @@ class Loader {
   static constexpr int kFp8Offset = kKeyPitch - KDTREE_QK_DIM;
   static_assert(kFp8Offset % 16 == 0);
 
-  /* Turns this warp's rows into bf16, four at a time and from left to right, so that what is written has been read: 256
+  /* Turns this warp's rows into float16, four at a time and from left to right, so that what is written has been read: 256
    * elements by a lane's 8 each, 256 more, and the last 64 of all four rows together. */
   template <bool e4m3>
   __device__ __forceinline__ void widen(int count) const {
@@ -169,8 +169,8 @@ class Loader {
 
   template <bool e4m3>
   __device__ __forceinline__ static void store_widened(uint32_t to, const uint32_t (&raw)[2]) {
-    store_shared(to, bf16_of_fp8<e4m3>(raw[0] & 0xffff), bf16_of_fp8<e4m3>(raw[0] >> 16),
-                 bf16_of_fp8<e4m3>(raw[1] & 0xffff), bf16_of_fp8<e4m3>(raw[1] >> 16));
+    store_shared(to, f16_of_fp8<e4m3>(raw[0] & 0xffff), f16_of_fp8<e4m3>(raw[0] >> 16),
+                 f16_of_fp8<e4m3>(raw[1] & 0xffff), f16_of_fp8<e4m3>(raw[1] >> 16));
   }
 
   /* Which of its eight draft keys a row may see, as the tree mask says, for the threads of the groups that have this

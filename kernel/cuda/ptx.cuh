@@ -118,9 +118,17 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 
 /* c[16x8] += a[16x16] b[16x8], bf16 in, float32 accumulate. Lane l holds, with g = l / 4 and i = l % 4, of c the
  * elements (g, 2i), (g, 2i+1), (g+8, 2i), (g+8, 2i+1). */
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The same of float16. */
+__device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -159,21 +167,24 @@ __device__ __forceinline__ float2 unpack_f16(uint32_t pair) {
   return r;
 }
 
+__device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
 /* Whether one of a pair of bf16 is NaN or Inf. */
 __device__ __forceinline__ bool has_nonfinite(uint32_t pair) {
   return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
 }
 
-/* Two e4m3 or e5m2 numbers, the first in the low byte, as bf16: exactly, since bf16 holds them all. */
+/* Two e4m3 or e5m2 numbers, the first in the low byte, as float16: exactly, since it holds them all. */
 template <bool e4m3>
-__device__ __forceinline__ uint32_t bf16_of_fp8(uint16_t pair) {
+__device__ __forceinline__ uint32_t f16_of_fp8(uint16_t pair) {
   uint32_t halves;
   if constexpr (e4m3)
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
   else
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
-  const float2 both = unpack_f16(halves);
-  return pack_bf16(both.x, both.y);
+  return halves;
 }
 
 /* Changes how many registers each thread of this warpgroup (four warps from a multiple of four on) may use. */

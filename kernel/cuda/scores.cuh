@@ -7,92 +7,13 @@
  */
 #pragma once
 
-#include "barriers.cuh"
-#include "ptx.cuh"
+#include "operands.cuh"
+#include "query.cuh"
 #include "segment.cuh"
 
 namespace kdtree {
 
 constexpr float kLog2E = 1.4426950408889634f;
-
-/* Where this thread is in its group of compute warps. */
-class Seat {
- public:
-  __device__ __forceinline__ Seat()
-      : warp_(uniform(threadIdx.x / 32 - kLoaderThreads / 32)) {}
-
-  __device__ __forceinline__ uint32_t lane() const { return lane_id(); }
-  __device__ __forceinline__ uint32_t group() const { return warp_ / kGroupWarps; }
-  /* In the group. */
-  __device__ __forceinline__ uint32_t warp() const { return warp_ % kGroupWarps; }
-  /* The row of the tile that the thread has a part of in the softmax. */
-  __device__ __forceinline__ uint32_t row() const { return warp_ * kOwnedRows + lane() / 4; }
-
-  /* The outbox of the group's warp `warp`, in bytes from the shared memory's start. */
-  __device__ __forceinline__ uint32_t outbox(uint32_t warp) const {
-    return Shared::kOutboxes + (group() * kGroupWarps + warp) * kOutboxBytes;
-  }
-
- private:
-  const int warp_;
-};
-
-/* This warp's part of Q: two 16-row blocks by 9 steps of 16 columns, as mma's A operand. Its octets begin with the one
- * that the warp owns: octet o here is octet (warp + o) % 4 of the group's rows. */
-struct QueryFragment {
-  uint32_t a[2][kSliceSteps][4];
-
-  /* From `q`, where row_of(row) is one of the group's rows. A quad reads a row's slice in pieces of 16 bytes, all of
-   * them at once (past the slice its last one again), and calls `meanwhile`; they pass through the warp's outbox, 16
-   * rows and two pieces of a lane at a time, to lie as mma wants them. */
-  template <typename RowOf, typename Meanwhile>
-  __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared, Meanwhile meanwhile) {
-    const int lane = me.lane();
-    uint4 piece[kGroupWarps][kPieces];
-#pragma unroll
-    for (int octet = 0; octet < kGroupWarps; ++octet) {
-      const uint4* const slice = reinterpret_cast<const uint4*>(
-          row_of((me.warp() + octet) % kGroupWarps * kOwnedRows + lane / 4) + me.warp() * kSliceDim);
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) piece[octet][i] = __ldg(slice + min(4 * i + lane % 4, kSliceDim / 8 - 1));
-    }
-    meanwhile();
-    const uint32_t outbox = shared_address(shared) + me.outbox(me.warp());
-    const uint32_t to = outbox + pass_offset(lane / 4, lane % 4), from = outbox + pass_offset(lane % 16, lane / 16);
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int first = 0; first < kPieces; first += 2) {
-        __syncwarp();
-#pragma unroll
-        for (int octet = 0; octet < 2; ++octet) {
-#pragma unroll
-          for (int i = first; i < min(first + 2, kPieces); ++i) {
-            const uint4& p = piece[2 * m + octet][i];
-            store_shared((to ^ (i - first) * 64) + octet * kOwnedRows * kPassPitch, p.x, p.y, p.z, p.w);
-          }
-        }
-        __syncwarp();
-#pragma unroll
-        for (int step = 2 * first; step < min(2 * first + 4, kSliceSteps); ++step)
-          load_matrices(a[m][step], from ^ (step - 2 * first) * 32);
-      }
-    }
-    __syncwarp();  // before messages take the place
-  }
-
- private:
-  static constexpr int kPieces = (kSliceDim / 8 + 3) / 4;  // of a lane; each two of a quad's are four steps
-  static constexpr int kPassPitch = 8 * 16;
-  static_assert(2 * kOwnedRows * kPassPitch <= kOutboxBytes);
-  static_assert(Shared::kOutboxes % kPassPitch == 0 && kOutboxBytes % kPassPitch == 0, "offsets are combined by xor");
-
-  /* Where piece `piece` of 8 of a row passes. Both the quads' pieces of two rows, which are stored together, and one
-   * piece of eight rows, which are loaded together, lie in different banks. */
-  __device__ __forceinline__ static uint32_t pass_offset(uint32_t row, uint32_t piece) {
-    return row * kPassPitch + (piece ^ row % 2 * 4 ^ row / 2 % 4) * 16;
-  }
-};
 
 /* Which key of the stage a lane's i-th of eight is. */
 __device__ __forceinline__ int key_of(uint32_t lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
@@ -127,7 +48,8 @@ class Multiplication {
     for (int i = 0; i < kAhead; ++i) fetch(i);
   }
 
-  __device__ __forceinline__ Scores run(const QueryFragment& q, const Seat& me, unsigned char* shared) {
+  template <typename Number, typename Query>
+  __device__ __forceinline__ Scores run(const Query& q, const Seat& me, unsigned char* shared) {
     unsigned char* const outbox = shared + me.outbox(me.warp()) + me.lane() * 8;
     Scores own;
 #pragma unroll
@@ -140,8 +62,8 @@ class Multiplication {
         const auto& b = b_[i % (kAhead + 1)];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          mma(c[m][0], q.a[m][step], b[0], b[1]);
-          mma(c[m][1], q.a[m][step], b[2], b[3]);
+          Number::mma(c[m][0], q.a[m][step], b[0], b[1]);
+          Number::mma(c[m][1], q.a[m][step], b[2], b[3]);
         }
       }
 #pragma unroll
@@ -176,9 +98,11 @@ constexpr float kNothingSeen = -0.f;
 /* What weights are taken relative to: where nothing has been seen, they shall be 0 and not NaN. */
 __device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.f : max; }
 
-/* How far, in base 2, a score may exceed the maximum that weights are taken relative to, before that is moved and O
- * rescaled: weights stay below 2^8, which neither bf16 nor the float32 sums mind. */
-constexpr float kSlack = 8.f;
+/* Weights are relative to a maximum of which O is in units. How far, in base 2, a score may exceed it before it is moved
+ * and O rescaled, and how far it is moved below the greatest score then: weights stay within 2^15, which float16 holds,
+ * and are lost from 2^-32 of the greatest on, of which it takes 2^22 to matter. */
+constexpr float kSlack = 15.f;
+constexpr float kBelow = 7.f;
 
 /* What a quad knows of its row: the same maximum in all four lanes, each lane's own part of the denominator. */
 struct Softmax {
@@ -188,6 +112,7 @@ struct Softmax {
   /* Adds the messages up and turns scores into P, which takes their place. `visible`: bit i is set where the thread's
    * row sees key_of(lane, i). `carry` scales what O holds so far, beside the softmax; by how much O of each row must be
    * rescaled is left in shared memory. Returns whether this row's must. */
+  template <typename Number>
   __device__ __forceinline__ bool add(Scores own, uint32_t visible, float scale, float carry, const Seat& me,
                                       unsigned char* shared) {
     const uint32_t lane = me.lane();
@@ -211,10 +136,10 @@ struct Softmax {
     }
     float highest = fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), fmaxf(fmaxf(s[4], s[5]), fmaxf(s[6], s[7])));
     float alpha = 1.f;
-    if (__any_sync(~0u, highest > max + kSlack)) {
-      highest = fmaxf(max, highest);
+    if (__any_sync(~0u, highest - max > kSlack)) {  // not max + kSlack, which may round to more
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+      highest = fmaxf(max, highest - kBelow);
       alpha = exp2_fast(max - shift_of(highest));
       sum *= alpha;
       max = highest;
@@ -234,10 +159,11 @@ struct Softmax {
     float added = 0.f;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      const uint32_t weights = pack_bf16(s[2 * pair], s[2 * pair + 1]);
-      *reinterpret_cast<uint32_t*>(prob + pair * 16) = weights;
+      const uint32_t packed = Number::pack(s[2 * pair], s[2 * pair + 1]);
+      *reinterpret_cast<uint32_t*>(prob + pair * 16) = packed;
       // The denominator is of the weights as they are multiplied: their rounding cancels where one key outweighs all.
-      added += __uint_as_float(weights << 16) + __uint_as_float(weights & 0xffff0000u);
+      const float2 weights = Number::unpack(packed);
+      added += weights.x + weights.y;
     }
     if (visible != 0) sum += added;
     alpha *= carry;

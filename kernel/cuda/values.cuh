@@ -58,6 +58,7 @@ class Output {
     uint32_t v_[kAhead + 1][4];
   };
 
+  template <typename Number>
   __device__ __forceinline__ void add(Values& values, const Seat& me, uint32_t shared) {
     const uint32_t lane = me.lane();
     const uint32_t probs = shared + me.outbox(0) + prob_offset(lane % 16) + lane / 16 * 16;
@@ -71,8 +72,8 @@ class Output {
         const auto& v = values.next(k * (kColumnTiles / 2) + n / 2);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          mma(o_[m][n], p[m], v[0], v[1]);
-          mma(o_[m][n + 1], p[m], v[2], v[3]);
+          Number::mma(o_[m][n], p[m], v[0], v[1]);
+          Number::mma(o_[m][n + 1], p[m], v[2], v[3]);
         }
       }
     }

@@ -7,7 +7,7 @@
  * follows the lengths.
  *
  * Roles and data flow of a CTA, for each segment (a tile's blocks that are its own):
- *   warps 0-3, loaders (loader.cuh):  pool, k, v --bulk copies--> two stages of 32 rows; fp8 rows widened to bf16 there
+ *   warps 0-3, loaders (loader.cuh):  pool, k, v --bulk copies--> two stages of 32 rows; fp8 rows widened to float16 there
  *   warps 4-7 and 8-11, two groups of 32 of the tile's rows each (group.cuh):
  *     Q --> registers, split over the group's warps by columns; S = Q K^T in parts, exchanged through
  *           shared memory so that each warp owns 8 whole rows; softmax; P to shared memory in bf16 (scores.cuh)
@@ -63,7 +63,7 @@ __device__ __forceinline__ void attend(const kdtree_verify_args& args, const Wor
     }
   } else {
     take_registers<kComputeRegisters>();
-    Group(args, workspace, shared).run();
+    Group<fp8_pool>(args, workspace, shared).run();
   }
 }
 

@@ -1,4 +1,4 @@
-/* ldmatrix and mma.m16n8k16 of bf16: which lane holds what, as the PTX manual says. */
+/* ldmatrix and mma.m16n8k16 of 16-bit numbers: which lane holds what, as the PTX manual says. */
 #include <string.h>
 
 #include "emulator.h"
@@ -7,18 +7,12 @@
 namespace emulator {
 namespace {
 
-float bf16(uint32_t bits) {
-  const uint32_t shifted = bits << 16;
-  float x;
-  memcpy(&x, &shifted, sizeof x);
-  return x;
-}
-
 /* What one lane hands to mma. */
 struct Fragments {
   float* c;
   const uint32_t* a;
   uint32_t b[2];
+  Value* value;
 };
 
 /* Lane l has, with g = l / 4 and i = l % 4, of a: rows g and g + 8, columns 2i, 2i + 1 and those 8 further on; of b:
@@ -30,12 +24,12 @@ void multiply_all(void* const (&lanes)[32]) {
     const int g = l / 4, i = l % 4;
     for (int r = 0; r < 4; ++r) {
       float* const pair = &a[g + r % 2 * 8][i * 2 + r / 2 * 8];
-      pair[0] = bf16(own.a[r] & 0xffff), pair[1] = bf16(own.a[r] >> 16);
+      pair[0] = own.value(own.a[r] & 0xffff), pair[1] = own.value(own.a[r] >> 16);
       c[g + r / 2 * 8][i * 2 + r % 2] = own.c[r];
     }
     for (int r = 0; r < 2; ++r) {
-      b[i * 2 + r * 8][g] = bf16(own.b[r] & 0xffff);
-      b[i * 2 + r * 8 + 1][g] = bf16(own.b[r] >> 16);
+      b[i * 2 + r * 8][g] = own.value(own.b[r] & 0xffff);
+      b[i * 2 + r * 8 + 1][g] = own.value(own.b[r] >> 16);
     }
   }
   for (int row = 0; row < 16; ++row)
@@ -72,8 +66,8 @@ void load_matrices(uint32_t (&registers)[4], const unsigned char* row, bool tran
   });
 }
 
-void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  Fragments own = {c, a, {b0, b1}};
+void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value& value) {
+  Fragments own = {c, a, {b0, b1}, &value};
   Warp& w = warp();
   w.pointer[lane()] = &own;
   together(kMultiply, [&] { multiply_all(w.pointer); });

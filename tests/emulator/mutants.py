@@ -56,6 +56,14 @@ MUTANTS = (
         fp8=True,
     ),
     Mutant(
+        "largest elements of Q are looked at before all warps have told theirs",
+        "query.cuh",
+        "barrier_sync(kGroupBarrier + me.group(), kGroupThreads);",
+        "",
+        "race",
+        fp8=True,
+    ),
+    Mutant(
         "no proxy fence after fp8 rows are widened",
         "loader.cuh",
         "fence_stores_before_bulk_copies();",

@@ -21,6 +21,13 @@ inline uint32_t bf16_bits(float x) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
+inline float bf16_value(uint32_t bits) {
+  bits <<= 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 /* By hand: not every g++ has _Float16. */
 inline uint32_t f16_bits(float x) {
   if (x != x) return 0x7fff;

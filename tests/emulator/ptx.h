@@ -62,7 +62,12 @@ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
 inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
   emulator::load_matrices(r, shared_pointer(address), true);
 }
-inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { emulator::multiply(c, a, b0, b1); }
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulator::multiply(c, a, b0, b1, emulator::bf16_value);
+}
+inline void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  emulator::multiply(c, a, b0, b1, emulator::f16_value);
+}
 
 inline float exp2_fast(float x) { return emulator::flushed(exp2f(x)); }
 inline float reciprocal_fast(float x) { return 1.f / emulator::flushed(x); }
@@ -73,12 +78,15 @@ inline uint32_t pack_f16(float low, float high) { return emulator::f16_bits(low)
 inline float2 unpack_f16(uint32_t pair) {
   return {emulator::f16_value(pair & 0xffff), emulator::f16_value(pair >> 16)};
 }
+inline float2 unpack_bf16(uint32_t pair) {
+  return {emulator::bf16_value(pair & 0xffff), emulator::bf16_value(pair >> 16)};
+}
 inline bool has_nonfinite(uint32_t pair) {
   return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
 }
 template <bool e4m3>
-inline uint32_t bf16_of_fp8(uint16_t pair) {
-  return pack_bf16(emulator::fp8_value(pair & 0xff, e4m3), emulator::fp8_value(pair >> 8, e4m3));
+inline uint32_t f16_of_fp8(uint16_t pair) {
+  return pack_f16(emulator::fp8_value(pair & 0xff, e4m3), emulator::fp8_value(pair >> 8, e4m3));
 }
 
 }  // namespace kdtree

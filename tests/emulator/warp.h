@@ -65,6 +65,8 @@ bool elect();
 
 /* matrix.cpp: ldmatrix and mma, of bf16. */
 void load_matrices(uint32_t (&registers)[4], const unsigned char* row, bool transposed);
-void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+/* What 16 bits are as a number. */
+using Value = float(uint32_t bits);
+void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Value& value);
 
 }  // namespace emulator

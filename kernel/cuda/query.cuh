@@ -1,0 +1,138 @@
+/* A warp's part of Q, in registers, as mma's A operand. */
+#pragma once
+
+#include "barriers.cuh"
+#include "range.cuh"
+#include "seat.cuh"
+
+namespace kdtree {
+
+/* Two 16-row blocks by 9 steps of 16 columns. Its octets begin with the one that the warp owns: octet o here is octet
+ * (warp + o) % 4 of the group's rows.
+ *
+ * For an fp8 pool's keys it is float16, of which each row is scaled by a power of two: its largest element is from 2^14
+ * to 2^15 then, and what float16 cannot hold beside it, less than 2^-39 of that. */
+template <bool f16>
+struct QueryFragment {
+  uint32_t a[2][kSliceSteps][4];
+
+  /* From `q`, where row_of(row) is one of the group's rows. A quad reads a row's slice in pieces of 16 bytes, all of
+   * them at once (past the slice its last one again), and calls `meanwhile`; they pass through the warp's outbox, 16
+   * rows and two pieces of a lane at a time, to lie as mma wants them. */
+  template <typename RowOf, typename Meanwhile>
+  __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared, Meanwhile meanwhile) {
+    const int lane = me.lane();
+    uint4 piece[kGroupWarps][kPieces];
+#pragma unroll
+    for (int octet = 0; octet < kGroupWarps; ++octet) {
+      const uint4* const slice = reinterpret_cast<const uint4*>(
+          row_of((me.warp() + octet) % kGroupWarps * kOwnedRows + lane / 4) + me.warp() * kSliceDim);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) piece[octet][i] = __ldg(slice + min(4 * i + lane % 4, kSliceDim / 8 - 1));
+    }
+    meanwhile();
+    if constexpr (f16) narrow(piece, me, shared);
+    const uint32_t outbox = shared_address(shared) + me.outbox(me.warp());
+    const uint32_t to = outbox + pass_offset(lane / 4, lane % 4), from = outbox + pass_offset(lane % 16, lane / 16);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int first = 0; first < kPieces; first += 2) {
+        __syncwarp();
+#pragma unroll
+        for (int octet = 0; octet < 2; ++octet) {
+#pragma unroll
+          for (int i = first; i < min(first + 2, kPieces); ++i) {
+            const uint4& p = piece[2 * m + octet][i];
+            store_shared((to ^ (i - first) * 64) + octet * kOwnedRows * kPassPitch, p.x, p.y, p.z, p.w);
+          }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int step = 2 * first; step < min(2 * first + 4, kSliceSteps); ++step)
+          load_matrices(a[m][step], from ^ (step - 2 * first) * 32);
+      }
+    }
+    __syncwarp();  // before messages take the place
+  }
+
+  /* As bf16, for keys of draft tokens: exact but for elements of less than 2^-28 of their row's largest. */
+  __device__ __forceinline__ QueryFragment<false> as_bf16() const {
+    QueryFragment<false> other;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int step = 0; step < kSliceSteps; ++step) {
+        auto& words = other.a[m][step];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 pair = unpack_f16(a[m][step][i]);
+          words[i] = pack_bf16(pair.x, pair.y);
+        }
+      }
+    }
+    return other;
+  }
+
+ private:
+  static constexpr int kPieces = (kSliceDim / 8 + 3) / 4;  // of a lane; each two of a quad's are four steps
+  static constexpr int kPassPitch = 8 * 16;
+  static constexpr int kPassBytes = 2 * kOwnedRows * kPassPitch;
+  static_assert(kPassBytes <= kOutboxBytes);
+  static_assert(Shared::kOutboxes % kPassPitch == 0 && kOutboxBytes % kPassPitch == 0, "offsets are combined by xor");
+
+  /* Where piece `piece` of 8 of a row passes. Both the quads' pieces of two rows, which are stored together, and one
+   * piece of eight rows, which are loaded together, lie in different banks. */
+  __device__ __forceinline__ static uint32_t pass_offset(uint32_t row, uint32_t piece) {
+    return row * kPassPitch + (piece ^ row % 2 * 4 ^ row / 2 % 4) * 16;
+  }
+
+  /* Turns bf16 into scaled float16. The group's warps tell each other their rows' largest elements, behind what passes
+   * through their outboxes. */
+  __device__ __forceinline__ static void narrow(uint4 (&piece)[kGroupWarps][kPieces], const Seat& me,
+                                                unsigned char* shared) {
+    static_assert(kPassBytes + kGroupRows * 4 <= kOutboxBytes);
+    const int lane = me.lane();
+    const auto largest = [&](int warp, int octet) -> float& {
+      return reinterpret_cast<float*>(shared + me.outbox(warp) +
+                                      kPassBytes)[(me.warp() + octet) % kGroupWarps * kOwnedRows + lane / 4];
+    };
+#pragma unroll
+    for (int octet = 0; octet < kGroupWarps; ++octet) {
+      uint32_t bits = 0;  // of a magnitude in float32: they are in the numbers' order
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const uint4& p = piece[octet][i];
+        bits = max(max(max(bits, magnitude(p.x)), max(magnitude(p.y), magnitude(p.z))), magnitude(p.w));
+      }
+      bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
+      bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
+      if (lane % 4 == 0) largest(me.warp(), octet) = __uint_as_float(bits);
+    }
+    barrier_sync(kGroupBarrier + me.group(), kGroupThreads);
+#pragma unroll
+    for (int octet = 0; octet < kGroupWarps; ++octet) {
+      uint32_t bits = 0;
+#pragma unroll
+      for (int warp = 0; warp < kGroupWarps; ++warp) bits = max(bits, __float_as_uint(largest(warp, octet)));
+      const float scale = power_above(__uint_as_float(bits)), factor = reciprocal_of_power(scale);
+      // Of its own rows the warp will need it; nobody else reads it.
+      if (octet == 0 && lane % 4 == 0) reinterpret_cast<float*>(shared + Shared::kQueryScale)[me.row()] = scale;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        uint4& p = piece[octet][i];
+        p = make_uint4(narrow(p.x, factor), narrow(p.y, factor), narrow(p.z, factor), narrow(p.w, factor));
+      }
+    }
+  }
+
+  __device__ __forceinline__ static uint32_t magnitude(uint32_t pair) {
+    return max(pair << 16 & 0x7fffffffu, pair & 0x7fff0000u);
+  }
+  __device__ __forceinline__ static uint32_t narrow(uint32_t pair, float factor) {
+    const float2 both = unpack_bf16(pair);
+    return pack_f16(both.x * factor, both.y * factor);
+  }
+};
+
+}  // namespace kdtree
