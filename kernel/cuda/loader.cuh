@@ -41,28 +41,29 @@ class Loader {
     Slot slot = fetch_slot(segment, left);
 #pragma unroll 1
     for (; left > 0; ++count) {
-      const bool mine = has_key(left), exists = mine && slot.number(args_) >= 0 && slot.number(args_) < args_.slots;
+      const bool mine = has_key(left), exists = mine && is_in_pool(slot);
       if (mine && !exists) refuse(segment);
-      const void* const from =
-          exists ? static_cast<const char*>(args_.pool) + slot.number(args_) * pool_stride() : filler_.zeros();
+      const void* const from = exists ? row_of(slot) : filler_.zeros();
       left -= kKeys;
       slot = fetch_slot(segment, left);  // it has come by the next step
       wait_empty(count);
       tell_bits(count, __ballot_sync(~0u, exists));
       if constexpr (fp8_pool) {
         filler_.start(count, Signal::kCopied, from, KDTREE_QK_DIM, kFp8Offset);
+        prefetch(has_key(left) && is_in_pool(slot) ? row_of(slot) : nullptr);
+        fence_stores_before_bulk_copies();  // those of the step before, whose stage is filled next
         wait_copied(count);
         if (args_.pool_dtype == KDTREE_F8_E4M3)
           widen<true>(count);
         else
           widen<false>(count);
         tell(shared_, Signal::kFull, count);
-        fence_stores_before_bulk_copies();
       } else {
         filler_.start(count, Signal::kFull, from, KDTREE_QK_DIM * 2);
         tell_unseen(count);
       }
     }
+    if (fp8_pool) fence_stores_before_bulk_copies();
     const int end = count + segment.draft_steps;
     int started = count;  // steps before this one have been
     const auto start = [&](int upto, int first) {
@@ -116,9 +117,26 @@ class Loader {
     const int32_t* const words = static_cast<const int32_t*>(args_.kv_indices) + (entry << wide);
     return {words[0], wide ? words[1] : 0};
   }
-  /* In bytes. */
-  __device__ __forceinline__ int64_t pool_stride() const {
-    return args_.pool_stride_slot * (fp8_pool ? 1 : 2);
+  __device__ __forceinline__ bool is_in_pool(const Slot& slot) const {
+    return slot.number(args_) >= 0 && slot.number(args_) < args_.slots;
+  }
+  /* Its row of the pool. */
+  __device__ __forceinline__ const char* row_of(const Slot& slot) const {
+    return static_cast<const char*>(args_.pool) + slot.number(args_) * args_.pool_stride_slot * kPoolBytes;
+  }
+  static constexpr int kPoolBytes = fp8_pool ? 1 : 2;  // of an element
+
+  /* Brings the rows of the warp's next step to the L2, `row` that of this lane, while the copies of this one come: a
+   * stage is filled again in the time that they then take less. */
+  __device__ __forceinline__ void prefetch(const char* row) const {
+    constexpr int kLanes = 32 / kRowsPerWarp, kLine = 128;
+    const char* const own = static_cast<const char*>(shuffle(row, lane_id() / kLanes));
+    if (own == nullptr) return;
+#pragma unroll
+    for (int at = 0; at < KDTREE_QK_DIM * kPoolBytes; at += kLine * kLanes) {
+      const int offset = at + lane_id() % kLanes * kLine;
+      if (offset < KDTREE_QK_DIM * kPoolBytes) prefetch_line(own + offset);
+    }
   }
   /* Counts a slot outside the pool: once per request, by the tile that holds the request's first row. */
   __device__ __forceinline__ void refuse(const Segment& segment) const {
@@ -139,32 +157,37 @@ class Loader {
   static constexpr int kFp8Offset = kKeyPitch - KDTREE_QK_DIM;
   static_assert(kFp8Offset % 16 == 0);
 
-  /* Turns this warp's rows into float16, four at a time and from left to right, so that what is written has been read: 256
-   * elements by a lane's 8 each, 256 more, and the last 64 of all four rows together. */
+  /* Turns this warp's rows into float16, so that what is written has been read: of a row 256 elements, by a lane's 8
+   * each, and 256 more; then the last 64 of four rows together. While elements are widened, the next ones come. */
   template <bool e4m3>
   __device__ __forceinline__ void widen(int count) const {
-    constexpr int kRowsAtOnce = 4, kSpan = 256, kRest = KDTREE_QK_DIM % kSpan;
+    constexpr int kSpan = 256, kRest = KDTREE_QK_DIM % kSpan, kRowsAtOnce = kSpan / kRest, kAhead = 3;
     static_assert(kRest * kRowsAtOnce == kSpan && KDTREE_QK_DIM / kSpan == 2);
-    static_assert(kFp8Offset + kSpan >= kSpan * 2 && kFp8Offset + 2 * kSpan >= kSpan * 4);
-#pragma unroll 1
-    for (int first = 0; first < kRowsPerWarp; first += kRowsAtOnce) {
-#pragma unroll 1
-      for (int done = 0; done < 2 * kSpan; done += kSpan) {
-        const uint32_t at = filler_.address(count, first), element = done + lane_id() * 8;
-        uint32_t raw[kRowsAtOnce][2];
+    static_assert(kFp8Offset >= kSpan * 2, "the first elements go where nothing is to read");
+    static_assert(kFp8Offset + 2 * kSpan >= kSpan * 4, "and the next ones only over themselves and the first");
+    uint32_t raw[kAhead][2];
+    const uint32_t from = filler_.address(count, 0) + kFp8Offset + lane_id() * 8;
+    const uint32_t to = filler_.address(count, 0) + lane_id() * 16;
+    const auto load = [&](int part) { load_shared(raw[part % kAhead], from + part / 2 * kKeyPitch + part % 2 * kSpan); };
+    constexpr int kParts = 2 * kRowsPerWarp;
 #pragma unroll
-        for (int i = 0; i < kRowsAtOnce; ++i) load_shared(raw[i], at + i * kKeyPitch + kFp8Offset + element);
-        __syncwarp();
+    for (int part = 0; part < kAhead; ++part) load(part);
 #pragma unroll
-        for (int i = 0; i < kRowsAtOnce; ++i) store_widened<e4m3>(at + i * kKeyPitch + element * 2, raw[i]);
-      }
-      const uint32_t lane = lane_id(), element = 2 * kSpan + lane % 8 * 8;
-      const uint32_t at = filler_.address(count, first + lane / 8);
-      uint32_t raw[2];
-      load_shared(raw, at + kFp8Offset + element);
-      __syncwarp();
-      store_widened<e4m3>(at + element * 2, raw);
+    for (int part = 0; part < kParts; ++part) {
+      if (part % 2 == 1) __syncwarp();
+      store_widened<e4m3>(to + part / 2 * kKeyPitch + part % 2 * kSpan * 2, raw[part % kAhead]);
+      if (part + kAhead < kParts) load(part + kAhead);
     }
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp / kRowsAtOnce; ++i)
+      load_shared(raw[i], rest_of(count, i) + kFp8Offset + 2 * kSpan + lane_id() % 8 * 8);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp / kRowsAtOnce; ++i)
+      store_widened<e4m3>(rest_of(count, i) + 4 * kSpan + lane_id() % 8 * 16, raw[i]);
+  }
+  __device__ __forceinline__ uint32_t rest_of(int count, int i) const {
+    return filler_.address(count, 4 * i + lane_id() / 8);
   }
 
   template <bool e4m3>

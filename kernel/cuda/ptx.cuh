@@ -81,6 +81,11 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
                : "memory");
 }
 
+/* Brings the line of 128 bytes that `at` lies in to the L2. */
+__device__ __forceinline__ void prefetch_line(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+}
+
 /* After ordinary stores to shared memory where a later bulk copy will write. */
 __device__ __forceinline__ void fence_stores_before_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

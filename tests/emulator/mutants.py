@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         "fp8 rows are widened over what others still read",
         "loader.cuh",
-        "      load_shared(raw, at + kFp8Offset + element);\n      __syncwarp();",
-        "load_shared(raw, at + kFp8Offset + element);",
+        "if (part % 2 == 1) __syncwarp();",
+        "",
         "race",
         fp8=True,
     ),
@@ -66,7 +66,15 @@ MUTANTS = (
     Mutant(
         "no proxy fence after fp8 rows are widened",
         "loader.cuh",
-        "fence_stores_before_bulk_copies();",
+        "fence_stores_before_bulk_copies();  // those of the step before, whose stage is filled next",
+        "",
+        "no proxy fence",
+        fp8=True,
+    ),
+    Mutant(
+        "no proxy fence between fp8 rows and draft tokens",
+        "loader.cuh",
+        "if (fp8_pool) fence_stores_before_bulk_copies();",
         "",
         "no proxy fence",
         fp8=True,

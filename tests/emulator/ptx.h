@@ -42,6 +42,7 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity, int phase) {
 inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   emulator::copy_bulk(to, from, bytes, barrier);
 }
+inline void prefetch_line(const void* at) { *static_cast<const volatile char*>(at); }
 inline void fence_stores_before_bulk_copies() { emulator::proxy_fence(); }
 
 template <int words>
