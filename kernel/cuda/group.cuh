@@ -43,23 +43,24 @@ class Group {
 
   __device__ __forceinline__ void walk(int number) const {
     QueryFragment<fp8_pool> query;
-    query.load([&](int row) { return query_row(segment(number), row); }, me_, shared_, [&] { describe_next(number); });
+    query.load([&](int row) { return query_row(segment(number), row); }, args_.sm_scale * kLog2E, me_, shared_,
+               [&] { describe_next(number); });
     int count = uniform(segment(number).first_step);  // of steps so far
     Output output;
     output.clear();
     Softmax softmax;
+    const int prefix_end = uniform(segment(number).prefix_end());
 #pragma unroll 1
-    for (; count < segment(number).prefix_end(); ++count) {
+    for (; count < prefix_end; ++count) {
       Output::Values values;
       weigh_keys<Pool>(query, output, softmax, values, count, args_.k_scale, 1.f, [&] { return prefix_keys(count); });
       output.template add<Pool>(values, me_, shared_address(shared_));
       tell(shared_, Signal::kEmpty, count);
     }
-    const int end = count + uniform(segment(number).draft_steps);
     const auto& as_drafts = of_drafts(query);
     float carry = args_.v_scale;  // O is in units of it while it holds prefix values only: P stays free of it
 #pragma unroll 1
-    for (; count < end; count += 2) {
+    for (; count < segment(number).end(); count += 2) {
       Output::Values values;
       weigh_keys<Bf16>(as_drafts, output, softmax, values, count, 1.f, carry, [&] { return draft_keys(); });
       carry = 1.f;
@@ -107,11 +108,15 @@ class Group {
     const Scores own = multiplication.template run<Number>(query, me_, shared_);
     give_turn(me_.group());
     barrier_sync(kGroupBarrier + me_.group(), kGroupThreads);
-    float scale = anew(args_.sm_scale) * kLog2E * key_scale;
-    if constexpr (fp8_pool) scale *= reinterpret_cast<const float*>(shared_ + Shared::kQueryScale)[me_.row()];
-    const bool moved = softmax.template add<Number>(own, visible(), scale, carry, me_, shared_);
+    const bool moved = softmax.template add<Number>(own, visible(), score_scale() * key_scale, carry, me_, shared_);
     values.begin(stage_address(count), me_);
     if (barrier_any(kGroupBarrier + me_.group(), kGroupThreads, moved)) output.rescale(shared_, me_);
+  }
+
+  /* What makes scores in base 2 of S. */
+  __device__ __forceinline__ float score_scale() const {
+    if constexpr (fp8_pool) return reinterpret_cast<const float*>(shared_ + Shared::kQueryScale)[me_.row()];
+    return anew(args_.sm_scale) * kLog2E;
   }
 
   __device__ __forceinline__ static int stage_offset(int count) {

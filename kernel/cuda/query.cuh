@@ -18,9 +18,11 @@ struct QueryFragment {
 
   /* From `q`, where row_of(row) is one of the group's rows. A quad reads a row's slice in pieces of 16 bytes, all of
    * them at once (past the slice its last one again), and calls `meanwhile`; they pass through the warp's outbox, 16
-   * rows and two pieces of a lane at a time, to lie as mma wants them. */
+   * rows and two pieces of a lane at a time, to lie as mma wants them. `scale` goes with the scores: as float16, S is in
+   * other units in each row, and what to multiply it by is left in shared memory. */
   template <typename RowOf, typename Meanwhile>
-  __device__ __forceinline__ void load(RowOf row_of, const Seat& me, unsigned char* shared, Meanwhile meanwhile) {
+  __device__ __forceinline__ void load(RowOf row_of, float scale, const Seat& me, unsigned char* shared,
+                                       Meanwhile meanwhile) {
     const int lane = me.lane();
     uint4 piece[kGroupWarps][kPieces];
 #pragma unroll
@@ -31,7 +33,7 @@ struct QueryFragment {
       for (int i = 0; i < kPieces; ++i) piece[octet][i] = __ldg(slice + min(4 * i + lane % 4, kSliceDim / 8 - 1));
     }
     meanwhile();
-    if constexpr (f16) narrow(piece, me, shared);
+    if constexpr (f16) narrow(piece, scale, me, shared);
     const uint32_t outbox = shared_address(shared) + me.outbox(me.warp());
     const uint32_t to = outbox + pass_offset(lane / 4, lane % 4), from = outbox + pass_offset(lane % 16, lane / 16);
 #pragma unroll
@@ -89,7 +91,7 @@ struct QueryFragment {
 
   /* Turns bf16 into scaled float16. The group's warps tell each other their rows' largest elements, behind what passes
    * through their outboxes. */
-  __device__ __forceinline__ static void narrow(uint4 (&piece)[kGroupWarps][kPieces], const Seat& me,
+  __device__ __forceinline__ static void narrow(uint4 (&piece)[kGroupWarps][kPieces], float scale, const Seat& me,
                                                 unsigned char* shared) {
     static_assert(kPassBytes + kGroupRows * 4 <= kOutboxBytes);
     const int lane = me.lane();
@@ -115,9 +117,9 @@ struct QueryFragment {
       uint32_t bits = 0;
 #pragma unroll
       for (int warp = 0; warp < kGroupWarps; ++warp) bits = max(bits, __float_as_uint(largest(warp, octet)));
-      const float scale = power_above(__uint_as_float(bits)), factor = reciprocal_of_power(scale);
-      // Of its own rows the warp will need it; nobody else reads it.
-      if (octet == 0 && lane % 4 == 0) reinterpret_cast<float*>(shared + Shared::kQueryScale)[me.row()] = scale;
+      const float power = power_above(__uint_as_float(bits)), factor = reciprocal_of_power(power);
+      if (octet == 0 && lane % 4 == 0)  // the warp's own rows: nobody else reads it
+        reinterpret_cast<float*>(shared + Shared::kQueryScale)[me.row()] = scale * power;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         uint4& p = piece[octet][i];

@@ -23,7 +23,7 @@ struct Segment {
   bool last;            // no segment, but the end of the share
 
   __device__ __forceinline__ int prefix_end() const { return first_step + prefix_steps; }
-  __device__ __forceinline__ int steps() const { return prefix_steps + draft_steps; }
+  __device__ __forceinline__ int end() const { return prefix_end() + draft_steps; }
 };
 static_assert(sizeof(Segment) <= Shared::kSegmentBytes);
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void describe(const kdtree_verify_args& args, Plan& p
   segment.draft_steps = 2 * (max(end - prefix, 0) - max(begin - prefix, 0));
   segment.opens = begin == 0;
   segment.closes = end == blocks;
-  plan.steps += segment.steps();
+  plan.steps = segment.end();
   plan.left -= end - plan.block;
   plan.block = segment.closes ? -kTileCost : end;
   plan.tile += segment.closes;

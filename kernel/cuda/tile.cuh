@@ -53,7 +53,7 @@ struct Shared {
   static constexpr int kStages = 0;                 // two stages of keys, or of draft values
   static constexpr int kOutboxes = 2 * kStageBytes;  // [group][warp] messages, and P in their place
   static constexpr int kRowFactor = kOutboxes + kGroups * kGroupWarps * kOutboxBytes;  // [row] float: rescales O
-  static constexpr int kQueryScale = kRowFactor + kRows * 4;  // [row] float: Q in float16 is in units of it
+  static constexpr int kQueryScale = kRowFactor + kRows * 4;  // [row] float: scales S where Q is float16
   static constexpr int kVisible = kQueryScale + kRows * 4;       // [compute thread] byte: draft keys that its row sees
   static constexpr int kStageBits = kVisible + kComputeThreads;  // [stage] 32 bits, see loader.cuh
   static constexpr int kBarriers = kStageBits + 8;               // [signal][number % 2] mbarrier, see barriers.cuh
