@@ -126,8 +126,8 @@ class Loader {
   }
   static constexpr int kPoolBytes = fp8_pool ? 1 : 2;  // of an element
 
-  /* Brings the rows of the warp's next step to the L2, `row` that of this lane, while the copies of this one come: a
-   * stage is filled again in the time that they then take less. */
+  /* Brings the rows of the warp's next step to the L2, `row` that of this lane, while the copies of this one come. Where
+   * widening follows them, the groups wait for what they take; bf16 rows have come by the time they are wanted. */
   __device__ __forceinline__ void prefetch(const char* row) const {
     constexpr int kLanes = 32 / kRowsPerWarp, kLine = 128;
     const char* const own = static_cast<const char*>(shuffle(row, lane_id() / kLanes));
@@ -161,7 +161,8 @@ class Loader {
    * each, and 256 more; then the last 64 of four rows together. While elements are widened, the next ones come. */
   template <bool e4m3>
   __device__ __forceinline__ void widen(int count) const {
-    constexpr int kSpan = 256, kRest = KDTREE_QK_DIM % kSpan, kRowsAtOnce = kSpan / kRest, kAhead = 3;
+    constexpr int kSpan = 256, kRest = KDTREE_QK_DIM % kSpan, kRowsAtOnce = kSpan / kRest;
+    constexpr int kAhead = 3;  // loads; a fourth would take a register more than there are
     static_assert(kRest * kRowsAtOnce == kSpan && KDTREE_QK_DIM / kSpan == 2);
     static_assert(kFp8Offset >= kSpan * 2, "the first elements go where nothing is to read");
     static_assert(kFp8Offset + 2 * kSpan >= kSpan * 4, "and the next ones only over themselves and the first");
@@ -178,16 +179,15 @@ class Loader {
       store_widened<e4m3>(to + part / 2 * kKeyPitch + part % 2 * kSpan * 2, raw[part % kAhead]);
       if (part + kAhead < kParts) load(part + kAhead);
     }
+    constexpr int kLanes = 32 / kRowsAtOnce;  // of a row
+    const auto rest_row = [&](int i) { return filler_.address(count, i * kRowsAtOnce + lane_id() / kLanes); };
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp / kRowsAtOnce; ++i)
-      load_shared(raw[i], rest_of(count, i) + kFp8Offset + 2 * kSpan + lane_id() % 8 * 8);
+      load_shared(raw[i], rest_row(i) + kFp8Offset + 2 * kSpan + lane_id() % kLanes * 8);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp / kRowsAtOnce; ++i)
-      store_widened<e4m3>(rest_of(count, i) + 4 * kSpan + lane_id() % 8 * 16, raw[i]);
-  }
-  __device__ __forceinline__ uint32_t rest_of(int count, int i) const {
-    return filler_.address(count, 4 * i + lane_id() / 8);
+      store_widened<e4m3>(rest_row(i) + 2 * kSpan * 2 + lane_id() % kLanes * 16, raw[i]);
   }
 
   template <bool e4m3>

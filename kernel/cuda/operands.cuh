@@ -1,5 +1,5 @@
-/* The two kinds of 16-bit numbers that are multiplied: bf16, and float16 where the pool is fp8, of which it holds each
- * number. Draft tokens' keys and values are bf16 always.
+/* The two kinds of 16-bit numbers that are multiplied: bf16, and float16 where rows come from an fp8 pool, whose every
+ * number it holds. Q and P are of the kind of what they are multiplied by; draft tokens' keys and values are bf16 always.
  */
 #pragma once
 

@@ -89,8 +89,8 @@ struct QueryFragment {
     return row * kPassPitch + (piece ^ row % 2 * 4 ^ row / 2 % 4) * 16;
   }
 
-  /* Turns bf16 into scaled float16. The group's warps tell each other their rows' largest elements, behind what passes
-   * through their outboxes. */
+  /* Turns bf16 into scaled float16. The group's warps tell each other the largest elements of their rows' slices, behind
+   * what passes through their outboxes. */
   __device__ __forceinline__ static void narrow(uint4 (&piece)[kGroupWarps][kPieces], float scale, const Seat& me,
                                                 unsigned char* shared) {
     static_assert(kPassBytes + kGroupRows * 4 <= kOutboxBytes);
@@ -101,7 +101,7 @@ struct QueryFragment {
     };
 #pragma unroll
     for (int octet = 0; octet < kGroupWarps; ++octet) {
-      uint32_t bits = 0;  // of a magnitude in float32: they are in the numbers' order
+      uint32_t bits = 0;  // of magnitudes: as integers they are in the numbers' order
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const uint4& p = piece[octet][i];
@@ -123,15 +123,16 @@ struct QueryFragment {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         uint4& p = piece[octet][i];
-        p = make_uint4(narrow(p.x, factor), narrow(p.y, factor), narrow(p.z, factor), narrow(p.w, factor));
+        p = make_uint4(scaled(p.x, factor), scaled(p.y, factor), scaled(p.z, factor), scaled(p.w, factor));
       }
     }
   }
 
+  /* Of the larger of two, in float32's bits. */
   __device__ __forceinline__ static uint32_t magnitude(uint32_t pair) {
     return max(pair << 16 & 0x7fffffffu, pair & 0x7fff0000u);
   }
-  __device__ __forceinline__ static uint32_t narrow(uint32_t pair, float factor) {
+  __device__ __forceinline__ static uint32_t scaled(uint32_t pair, float factor) {
     const float2 both = unpack_bf16(pair);
     return pack_f16(both.x * factor, both.y * factor);
   }

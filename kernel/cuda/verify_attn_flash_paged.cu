@@ -10,7 +10,7 @@
  *   warps 0-3, loaders (loader.cuh):  pool, k, v --bulk copies--> two stages of 32 rows; fp8 rows widened to float16 there
  *   warps 4-7 and 8-11, two groups of 32 of the tile's rows each (group.cuh):
  *     Q --> registers, split over the group's warps by columns; S = Q K^T in parts, exchanged through
- *           shared memory so that each warp owns 8 whole rows; softmax; P to shared memory in bf16 (scores.cuh)
+ *           shared memory so that each warp owns 8 whole rows; softmax; P to shared memory (scores.cuh)
  *     O += P V, float32 in registers, split over the group's warps by columns (values.cuh). V is the stage K was read
  *           from; only draft tokens have values of their own, in a stage of their own.
  *   A tile that was walked whole goes to `out`; a part of one to the workspace (workspace.cuh), and the merge kernel
