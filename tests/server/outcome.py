@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from demo import conversation
 from demo.conversation import Answer
-from serving import Launch, Server, started
+from proof.server import started
+from serving import Launch
 
 REQUESTS = (*conversation.REQUESTS[:2], conversation.REQUESTS[-1])
 
@@ -59,32 +58,21 @@ def serve(
     with started(launch) as server:
         server.wait_ready()
         answers = conversation.hold(server.url, requests)
-        ranks = settled(server)
+        ranks = server.settled()
         mapped = {name: mapped_libraries(document["pid"]) for name, document in ranks.items()}
         second_answers, second_ranks = [], ranks
         if fault is not None:
             fault.touch()
         if fault is not None or again:
             # The prefix cache holds what the whole kernel computed; everybody asks with an empty one.
-            urllib.request.urlopen(f"{server.url}/flush_cache", data=b"", timeout=30).close()
-            second_answers, second_ranks = conversation.hold(server.url, requests[:1]), settled(server)
+            server.flush_cache()
+            second_answers, second_ranks = conversation.hold(server.url, requests[:1]), server.settled()
         status = None
         if kill:
             victim = next(iter(ranks.values()))["pid"]
             subprocess.run(["kill", "-KILL", str(victim)], check=True)
             status = server.wait_end()
         return Outcome(answers, ranks, second_answers, second_ranks, mapped, status, server.log())
-
-
-def settled(server: Server) -> dict[str, dict[str, Any]]:
-    """The ranks' state files, written after now. In mode off they are written once."""
-    now, deadline = time.time(), time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ranks = server.ranks()
-        if ranks and (server.launch.mode == "off" or all(rank["updated_at"] > now for rank in ranks.values())):
-            return ranks
-        time.sleep(0.2)
-    raise TimeoutError(f"the ranks' state files are not renewed since {now}: {ranks}\n{server.log()[-3000:]}")
 
 
 def mapped_libraries(pid: int) -> list[str]:

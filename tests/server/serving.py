@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from proof.server import Ended, started, state_of
 
 LAUNCHER = "kdtree_verify.launch"
 SGLANG = "sglang.launch_server"
@@ -33,7 +26,6 @@ CPU_ENVIRONMENT = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WA
 # Compiling a few small helpers takes longer than they do, and Python's headers, which a bare machine has not.
 CPU_ENVIRONMENT |= {"TORCH_COMPILE_DISABLE": "1"}
 READY_SECONDS = 240.0
-END_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -57,14 +49,7 @@ class Launch:
     module: str = LAUNCHER
     environment: Mapping[str, str] = field(default_factory=dict)
     attention: str | None = "triton"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
+    ready_seconds: float = READY_SECONDS
 
     def command(self, port: int) -> list[str]:
         attention = ["--attention-backend", self.attention] if self.attention else []
@@ -82,81 +67,11 @@ class Launch:
         own = {
             "KDTREE_VERIFY": self.mode,
             "KDTREE_DEVICE": "cpu",
-            "KDTREE_STATE_DIR": str(self.state),
+            "KDTREE_STATE_DIR": str(state_of(self)),
             "KDTREE_LOG_INTERVAL": "1",
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
         return inherited | CPU_ENVIRONMENT | own | dict(self.environment)
-
-
-class Ended(Exception):
-    """The server's process ended before it served."""
-
-
-@dataclass
-class Server:
-    """A server that was started."""
-
-    launch: Launch
-    process: subprocess.Popen[bytes]
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def log(self) -> str:
-        return self.launch.log.read_text(errors="replace")
-
-    def wait_ready(self) -> None:
-        """Raises Ended, or TimeoutError, where it never serves."""
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise Ended(f"status {self.process.returncode}\n{self.log()[-3000:]}")
-            if self._answers():
-                return
-            time.sleep(0.3)
-        raise TimeoutError(f"not up after {READY_SECONDS} s\n{self.log()[-3000:]}")
-
-    def wait_end(self) -> int:
-        """The exit status; negative for a signal."""
-        return self.process.wait(END_SECONDS)
-
-    def ranks(self) -> dict[str, dict[str, Any]]:
-        """The ranks' state files by rank name."""
-        documents = [json.loads(path.read_text()) for path in self.launch.state.glob("rank-*.json")]
-        return {document["rank"]["name"]: document for document in documents}
-
-    def _answers(self) -> bool:
-        # /model_info generates nothing; it answers when the ranks are up.
-        try:
-            with urllib.request.urlopen(f"{self.url}/model_info", timeout=5):
-                return True
-        except OSError:
-            return False
-
-
-@contextmanager
-def started(launch: Launch) -> Iterator[Server]:
-    """Starts a server in a process group of its own, which is gone on leaving."""
-    launch.folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    with launch.log.open("wb") as log:
-        process = subprocess.Popen(
-            launch.command(port),
-            env=launch.process_environment(),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=launch.folder,
-            start_new_session=True,
-        )
-    try:
-        yield Server(launch, process, port)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def run_to_end(launch: Launch) -> tuple[int, str]:
@@ -167,9 +82,3 @@ def run_to_end(launch: Launch) -> tuple[int, str]:
         except Ended:
             return server.wait_end(), server.log()
         raise AssertionError(f"the server serves\n{server.log()[-3000:]}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -42,7 +42,7 @@ def zeroed(projection: torch.Tensor) -> torch.Tensor:
 
 
 def heads_rolled(projection: torch.Tensor) -> torch.Tensor:
-    return projection.view(maker.HIDDEN, maker.HEADS, maker.V_HEAD).roll(1, dims=1).reshape(maker.HIDDEN, -1)
+    return projection.view(len(projection), maker.DEMO.heads, maker.V_HEAD).roll(1, dims=1).flatten(1)
 
 
 @pytest.mark.parametrize("spoil", [zeroed, heads_rolled])
@@ -63,6 +63,6 @@ def test_the_answers_are_no_near_ties(reference: Any) -> None:
 def test_the_same_seed_makes_the_same_weights(model: Path) -> None:
     from safetensors.torch import load_file
 
-    made, again = load_file(model / "model.safetensors"), maker.weights(layers=2, seed=20)
+    made, again = load_file(model / "model.safetensors"), maker.weights(maker.DEMO, seed=20)
     assert made.keys() == again.keys()
     assert all(torch.equal(made[name], again[name]) for name in made)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import sglang
 
-from serving import SGLANG, Launch, run_to_end, started
+from proof.server import started
+from serving import SGLANG, Launch, run_to_end
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

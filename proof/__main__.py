@@ -1,0 +1,131 @@
+"""python -m proof: see `ci/gpu-proof --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NoReturn
+
+from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
+
+from . import answers, dialogue
+from .results import HERE, MAKER, Identity, Results, hash_of
+from .starts import STARTS, TWO_RANKS, Start
+
+ROOT = HERE.parent
+GIB_A_SERVER = 16
+"""Of a GPU's memory, for how many servers stand side by side."""
+ABOUT = """\
+Starts real SGLang servers on this machine's GPUs, patched and not, and compares what they answer (docs/proof.md).
+
+  ci/gpu-proof            every configuration's servers: off, validate, on; what is done already is not done again
+  ci/gpu-proof --list     which there are, and which are done; needs no GPU"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("bad usage of ci/gpu-proof", message, "see ci/gpu-proof --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    parsed = _Parser(prog="ci/gpu-proof", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsed.add_argument("--only", help="configurations whose name holds one of these words, as eagle4,h20")
+    parsed.add_argument("--minutes", type=float, default=9.0, help="after these no server is started (default: 9)")
+    parsed.add_argument("--side-by-side", type=int, help=f"servers at once (default: one for each {GIB_A_SERVER} GiB)")
+    parsed.add_argument("--longest", type=int, default=64_000, help="tokens of the longest prompt (default: 64000)")
+    parsed.add_argument("--results", type=Path, help="the folder of results (default: build/proof/answers)")
+    parsed.add_argument("--list", action="store_true", help="list the servers and start none")
+    return parsed
+
+
+def main(argv: list[str]) -> int:
+    asked = parser().parse_args(argv)
+    if not 0 < asked.minutes <= 600:
+        raise UsageError("--minutes is out of range", str(asked.minutes), "give 0 .. 600")
+    if asked.side_by_side is not None and asked.side_by_side < 1:
+        raise UsageError("--side-by-side is out of range", str(asked.side_by_side), "give 1 or more")
+    if asked.longest < 16:
+        raise UsageError("--longest is out of range", str(asked.longest), "give 16 or more")
+    folder = asked.results or ROOT / "build" / "proof" / "answers"
+    if asked.list:
+        return listed(_chosen((*STARTS, *TWO_RANKS), asked.only), folder)
+    return served(asked, folder)
+
+
+def listed(starts: Sequence[Start], folder: Path) -> int:
+    """Lists the servers; done are those with an answer of whatever kernel."""
+    for job in answers.jobs(starts):
+        done = (folder / job.start.name / f"{job.mode}.json").exists()
+        print(f"{'done ' if done else 'to do'}  {job.start.name} {job.mode}")
+    return 0
+
+
+def served(asked: argparse.Namespace, folder: Path) -> int:
+    """Runs what is not done yet and tells the verdicts."""
+    import torch
+
+    from kdtree_verify.config import Device
+    from kdtree_verify.library import load
+
+    begun = time.monotonic()
+    if not torch.cuda.is_available():
+        raise DeviceError("no GPU to serve on", "torch sees none", "set PYTHON to one with a CUDA torch")
+    try:
+        sglang = version("sglang")
+    except PackageNotFoundError:
+        raise ContractError(
+            "no SGLang to serve with", "it is not installed", "see docs/proof.md for a bundle"
+        ) from None
+    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    library = load(Path(os.environ.get("KDTREE_LIBRARY_DIR", ROOT / "build" / "lib")), Device.CUDA)
+    library.check(library.supports_device(0), "kdtree_supports_device")
+    identity = Identity(
+        kernel=library.description.source_hash,
+        patch=hash_of(ROOT / "patch" / "src"),
+        questions=f"{hash_of(HERE, MAKER)}-{asked.longest}",
+        sglang=sglang,
+        card=cards[0].name,
+    )
+    results = Results(folder, identity)
+    starts = _chosen((*STARTS, *(TWO_RANKS if len(cards) > 1 else ())), asked.only)
+    gib = min(card.total_memory for card in cards) / 2**30
+    side_by_side = asked.side_by_side or max(1, int(gib) // GIB_A_SERVER)
+    servers = answers.Servers(results, folder.parent / "models", dialogue.requests(asked.longest), len(cards))
+    servers.run(answers.jobs(starts), side_by_side, begun + asked.minutes * 60)
+    return verdict(results, starts)
+
+
+def verdict(results: Results, starts: Sequence[Start]) -> int:
+    """Tells and keeps what each configuration's servers did; 1 where one is wrong or not run."""
+    found = answers.verdicts(results, starts)
+    document = {"identity": asdict(results.identity), "failures": found}
+    (results.folder / "verdicts.json").write_text(json.dumps(document, indent=1) + "\n")
+    for name, wrong in found.items():
+        print("\n       ".join([f"{'wrong' if wrong else 'ok   '}  {name}", *wrong]))
+    right = sum(not wrong for wrong in found.values())
+    print(f"{right} of {len(found)} configurations answer as they must; {results.folder}")
+    return 0 if right == len(found) else 1
+
+
+def _chosen(starts: Sequence[Start], words: str | None) -> list[Start]:
+    if words is None:
+        return list(starts)
+    chosen = [start for start in starts if any(word in start.name for word in words.split(","))]
+    if not chosen:
+        raise UsageError("no such configuration", f"--only {words}", "ci/gpu-proof --list names them")
+    return chosen
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main(sys.argv[1:]))
+    except KdtreeError as refusal:
+        print(refusal, file=sys.stderr)
+        raise SystemExit(int(refusal.code)) from None

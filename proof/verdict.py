@@ -1,0 +1,109 @@
+"""Whether the servers of one configuration answered as they must."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .dialogue import Answer
+from .starts import AGAIN, Start
+
+NEAR_TIE = 0.125
+"""Logits. They are bf16, and the leading ones lie between 8 and 16, where a step is 0.0625: two that are closer than
+two steps change places by rounding alone."""
+NEAR_TIE_FP8 = 0.5
+"""With an fp8 pool: stock rounds Q and P to fp8 there, ours does not."""
+LEAST_VERIFY_STEPS = 500
+"""Before an accept length is compared."""
+LEAST_SPREAD = 0.03
+"""Of an accept length, relative: off against off is one pair of servers and may agree by chance."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one server said and counted: its answers, and the ranks' state files after them."""
+
+    answers: Sequence[Answer]
+    ranks: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two answers to one prompt first differ, and by how much the reference's token led there, in logits."""
+
+    prompt: str
+    position: int
+    margin: float
+
+
+def partings(reference: Sequence[Answer], other: Sequence[Answer]) -> list[Parting]:
+    """One for each prompt whose answers differ; what follows the first other token is another text."""
+    found = []
+    for ours, theirs in zip(reference, other, strict=True):
+        for position, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+            if a != b:
+                found.append(Parting(ours.prompt, position, ours.margins[position]))
+                break
+    return found
+
+
+def accept_length(answers: Sequence[Answer]) -> float:
+    """Tokens of a verify step and request."""
+    steps = sum(answer.verify_calls for answer in answers)
+    return sum(len(answer.tokens) for answer in answers) / steps if steps else 0.0
+
+
+def failures(start: Start, runs: Mapping[str, Run]) -> list[str]:
+    """What is wrong with the runs of the configuration's modes, one line each."""
+    off, validate, on = runs["off"], runs["validate"], runs["on"]
+    tie = NEAR_TIE if start.kv_dtype == "auto" else NEAR_TIE_FP8
+    wrong = []
+    for mode in sorted(runs.keys() - {"off"}):
+        for found in partings(off.answers, runs[mode].answers):
+            # A request alone meets the same batches in each server; several at once may be batched otherwise.
+            exact = mode == "validate" and found.prompt.startswith("alone-")
+            if exact or found.margin > (NEAR_TIE if mode == "validate" else tie):
+                wrong.append(
+                    f"{mode}: token {found.position} of {found.prompt} is not off's, which led by {found.margin:.3f}"
+                )
+    wrong += [f"{mode}: no tree was verified" for mode, run in runs.items() if accept_length(run.answers) == 0.0]
+    wrong += counted(start, "validate", validate) + counted(start, "on", on)
+    if AGAIN in runs:
+        wrong += _accept_lengths(off.answers, runs[AGAIN].answers, on.answers)
+    return wrong
+
+
+def counted(start: Start, mode: str, run: Run) -> list[str]:
+    """What is wrong with the figures that the ranks of a patched server show."""
+    wrong = []
+    if len(run.ranks) != start.tp:
+        wrong.append(f"{mode}: {len(run.ranks)} ranks tell of themselves, not {start.tp}")
+    for name, rank in run.ranks.items():
+        counters, layers = rank["counters"], rank["layers"]
+        if rank["mode"] != mode or rank["state"] != "serving":
+            wrong.append(f"{mode}: {name} is {rank['state']} in mode {rank['mode']}")
+        if counters["declined"] or counters["out_of_range"]:
+            wrong.append(f"{mode}: {name} declined {counters['declined']}, {counters['out_of_range']} out of range")
+        if not layers or any(layer["calls"] == 0 for layer in layers):
+            wrong.append(f"{mode}: {name}: the kernel did not run in each layer")
+        if mode != "validate":
+            continue
+        for layer in layers:
+            figures = (
+                f"{layer['worst_rel_l2']:.3g}, {layer['exceeded_calls']} beyond the bound, {layer['nonfinite']} NaN"
+            )
+            if layer["exceeded_calls"] or layer["nonfinite"] or not 0 < layer["worst_rel_l2"] < 1:
+                wrong.append(f"validate: {name} layer {layer['layer']}: worst relative difference {figures}")
+    return wrong
+
+
+def _accept_lengths(off: Sequence[Answer], again: Sequence[Answer], on: Sequence[Answer]) -> list[str]:
+    first, second, ours = accept_length(off), accept_length(again), accept_length(on)
+    steps = sum(answer.verify_calls for answer in on)
+    if steps < LEAST_VERIFY_STEPS:
+        return [f"on: {steps} verify steps are too few to compare accept lengths by, {LEAST_VERIFY_STEPS} are not"]
+    allowed = max(abs(first - second), LEAST_SPREAD * first)
+    if min(abs(ours - first), abs(ours - second)) > allowed:
+        return [f"on: accept length {ours:.3f}, off's are {first:.3f} and {second:.3f}"]
+    return []

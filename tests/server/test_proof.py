@@ -1,0 +1,84 @@
+"""The proof's runner (proof/), with servers on the CPU: what it keeps, and that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo import model as maker
+from proof import answers, dialogue
+from proof.answers import Job, Servers
+from proof.dialogue import Request
+from proof.results import Identity, Results
+from proof.server import Launch
+from proof.starts import Start
+from serving import NGRAM
+from serving import Launch as CpuLaunch
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+START = Start(maker.DEMO.heads, 12, "NGRAM", 10)  # as NGRAM's own defaults have it
+ASKED = (Request("alone-16", (16,), 12), Request("batch-2", (10, 20), 8))
+IDENTITY = Identity("kernel", "patch", "questions", "0.0", "no card")
+
+
+def servers(folder: Path, **environment: str) -> tuple[Servers, Results]:
+    def on_cpu(job: Job, model: Path, own: Path, gpus: tuple[int, ...], context: int) -> Launch:
+        assert gpus == (0,)
+        assert context >= dialogue.longest_sequence(ASKED)
+        return CpuLaunch(model, own, job.verify, NGRAM, environment=environment)
+
+    results = Results(folder / "answers", IDENTITY)
+    return Servers(results, folder / "models", ASKED, 1, maker.DEMO, on_cpu), results
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of the configuration's servers have answered."""
+    folder = tmp_path_factory.mktemp("proof")
+    runner, _ = servers(folder)
+    runner.run(answers.jobs([START]), 2, time.monotonic() + 600)
+    return folder
+
+
+def test_servers_answer_and_are_found_right(folder: Path) -> None:
+    _, results = servers(folder)
+    assert answers.verdicts(results, [START]) == {START.name: []}
+    for mode in START.modes:
+        run = results.run(START, mode)
+        assert run is not None
+        assert [answer.prompt for answer in run.answers] == ["alone-16/0", "batch-2/0", "batch-2/1"]
+        assert [len(answer.tokens) for answer in run.answers] == [12, 8, 8]
+        assert all(answer.verify_calls > 0 for answer in run.answers)
+
+
+def test_what_is_done_is_not_done_again(folder: Path) -> None:
+    runner, results = servers(folder, KDTREE_VERIFY="nonsense")  # no server would come up
+    before = results.path(START, "on").stat().st_mtime_ns
+    runner.run(answers.jobs([START]), 1, time.monotonic() + 600)
+    assert results.path(START, "on").stat().st_mtime_ns == before
+
+
+def test_answers_of_another_kernel_do_not_count(folder: Path) -> None:
+    results = Results(folder / "answers", replace(IDENTITY, kernel="another"))
+    assert answers.verdicts(results, [START]) == {START.name: [f"{mode}: not run yet" for mode in START.modes]}
+
+
+def test_a_server_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    runner, results = servers(tmp_path, KDTREE_LIBRARY_DIR=str(tmp_path / "none"))
+    runner.run([Job(START, "on")], 1, time.monotonic() + 600)
+    assert not results.has(START, "on")
+    (found,) = answers.verdicts(results, [START]).values()
+    assert found[-1].startswith("on: status 70")
+    document = results.document(START, "on")
+    assert document is not None
+    assert "Fix:" in document["log"]
+
+
+def test_none_begins_after_the_deadline(tmp_path: Path) -> None:
+    runner, results = servers(tmp_path)
+    runner.run(answers.jobs([START]), 2, time.monotonic() - 1)
+    assert not results.folder.exists()
