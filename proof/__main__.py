@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
 
-from . import answers, dialogue
+from . import answers, dialogue, speed
 from .results import HERE, MAKER, Identity, Results, hash_of
 from .starts import STARTS, TWO_RANKS, Start
 
@@ -26,7 +27,8 @@ ABOUT = """\
 Starts real SGLang servers on this machine's GPUs, patched and not, and compares what they answer (docs/proof.md).
 
   ci/gpu-proof            every configuration's servers: off, validate, on; what is done already is not done again
-  ci/gpu-proof --list     which there are, and which are done; needs no GPU"""
+  ci/gpu-proof --list     which there are, and which are done; needs no GPU
+  ci/gpu-proof speed      decode throughput over context and batch, one server at a time"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,6 +38,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     parsed = _Parser(prog="ci/gpu-proof", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsed.add_argument("what", nargs="?", choices=["answers", "speed"], default="answers")
     parsed.add_argument("--only", help="configurations whose name holds one of these words, as eagle4,h20")
     parsed.add_argument("--minutes", type=float, default=9.0, help="after these no server is started (default: 9)")
     parsed.add_argument("--side-by-side", type=int, help=f"servers at once (default: one for each {GIB_A_SERVER} GiB)")
@@ -53,7 +56,7 @@ def main(argv: list[str]) -> int:
         raise UsageError("--side-by-side is out of range", str(asked.side_by_side), "give 1 or more")
     if asked.longest < 16:
         raise UsageError("--longest is out of range", str(asked.longest), "give 16 or more")
-    folder = asked.results or ROOT / "build" / "proof" / "answers"
+    folder = asked.results or ROOT / "build" / "proof" / asked.what
     if asked.list:
         return listed(_chosen((*STARTS, *TWO_RANKS), asked.only), folder)
     return served(asked, folder)
@@ -68,7 +71,7 @@ def listed(starts: Sequence[Start], folder: Path) -> int:
 
 
 def served(asked: argparse.Namespace, folder: Path) -> int:
-    """Runs what is not done yet and tells the verdicts."""
+    """Runs what is not done yet and tells what was found."""
     import torch
 
     from kdtree_verify.config import Device
@@ -93,13 +96,37 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
         sglang=sglang,
         card=cards[0].name,
     )
+    deadline = begun + asked.minutes * 60
+    if asked.what == "speed":
+        return timed(folder, identity, deadline)
     results = Results(folder, identity)
     starts = _chosen((*STARTS, *(TWO_RANKS if len(cards) > 1 else ())), asked.only)
     gib = min(card.total_memory for card in cards) / 2**30
     side_by_side = asked.side_by_side or max(1, int(gib) // GIB_A_SERVER)
     servers = answers.Servers(results, folder.parent / "models", dialogue.requests(asked.longest), len(cards))
-    servers.run(answers.jobs(starts), side_by_side, begun + asked.minutes * 60)
+    servers.run(answers.jobs(starts), side_by_side, deadline)
     return verdict(results, starts)
+
+
+def timed(folder: Path, identity: Identity, deadline: float) -> int:
+    """Measures the servers that are not measured yet; 1 where some are left."""
+    file = folder / "speed.json"
+    document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if document.get("identity") != asdict(identity):
+        document = {"identity": asdict(identity), "times": {}}
+    folder.mkdir(parents=True, exist_ok=True)
+    for mode, layers in speed.SERVERS:
+        name = f"{mode}-{layers}"
+        if len(document["times"].get(name, {})) == len(speed.cells_of(layers)) or time.monotonic() > deadline:
+            continue
+        document["times"][name] = speed.measure(mode, layers, folder, deadline)
+        document["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write_text(json.dumps(document, indent=1) + "\n")
+        print(f"{name}: {len(document['times'][name])} cells", file=sys.stderr, flush=True)
+    print("\n".join(speed.table(document["times"])))
+    left = sum(len(speed.cells_of(n)) - len(document["times"].get(f"{mode}-{n}", {})) for mode, n in speed.SERVERS)
+    print(f"{left} cells left; {file}")
+    return 0 if left == 0 else 1
 
 
 def verdict(results: Results, starts: Sequence[Start]) -> int:

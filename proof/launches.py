@@ -35,6 +35,7 @@ class GpuLaunch:
         folder: Its own folder.
         gpus: CUDA_VISIBLE_DEVICES: as many as start.tp.
         context: The longest sequence, in tokens.
+        pool_tokens: Of the KV pool.
         arguments: Server arguments on top.
         environment: Variables on top of this process's own.
     """
@@ -45,6 +46,7 @@ class GpuLaunch:
     folder: Path
     gpus: tuple[int, ...] = (0,)
     context: int = 4096
+    pool_tokens: int = POOL_TOKENS
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     ready_seconds: float = READY_SECONDS
@@ -54,8 +56,13 @@ class GpuLaunch:
             *(sys.executable, "-W", "ignore", "-m", "kdtree_verify.launch"),
             *("--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)),
             *("--attention-backend", "triton", "--context-length", str(self.context)),
-            *("--max-total-tokens", str(POOL_TOKENS), "--mem-fraction-static", str(MEMORY_FRACTION)),
-            *("--max-running-requests", str(MAX_REQUESTS), "--chunked-prefill-size", "8192"),
+            *("--max-total-tokens", str(self.pool_tokens), "--mem-fraction-static", str(MEMORY_FRACTION)),
+            *(
+                "--max-running-requests",
+                str(max(MAX_REQUESTS, self.start.graph_batch)),
+                "--chunked-prefill-size",
+                "8192",
+            ),
             *("--skip-server-warmup", "--random-seed", "20"),
             *PLAIN_ARGUMENTS,
             *self.start.arguments(),

@@ -23,8 +23,8 @@ MODES = ("off", "validate", "on")
 AGAIN = "off-again"
 
 GRAPH_BATCH = 4
-"""The largest batch that is captured; larger ones run eagerly."""
-MAX_REQUESTS = 8
+MAX_REQUESTS = 2 * GRAPH_BATCH
+"""At once, so that some batches are larger than what is captured."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Start:
         graphs: Whether verify runs inside CUDA graphs.
         tp: Ranks, a GPU each.
         twice: Stock serves it twice, so that accept lengths can be compared.
+        graph_batch: The largest batch that is captured; larger ones run eagerly.
     """
 
     heads: int
@@ -52,6 +53,7 @@ class Start:
     graphs: bool = True
     tp: int = 1
     twice: bool = False
+    graph_batch: int = GRAPH_BATCH
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ class Start:
     def arguments(self) -> list[str]:
         """The server's arguments for it."""
         kv, page = ["--kv-cache-dtype", self.kv_dtype], ["--page-size", str(self.page)]
-        graphs = ["--cuda-graph-max-bs-decode", str(GRAPH_BATCH)] if self.graphs else ["--disable-cuda-graph"]
+        graphs = ["--cuda-graph-max-bs-decode", str(self.graph_batch)] if self.graphs else ["--disable-cuda-graph"]
         return [*self._speculation(), *kv, *page, *graphs, "--tp-size", str(self.tp)]
 
     def _speculation(self) -> list[str]:

@@ -1,7 +1,11 @@
-/* A library that breaks when told to: every call goes to the real one (REAL, its path), but while the file that
- * KDTREE_TEST_FAULT names exists, heads are read from q as if they lay 512 elements apart and not 576.
- * The switch lets it pass the self-test, as a kernel would that is wrong only where the self-test does not look.
- * bf16 queries in host memory only. Built by the server tests; never a part of the product. */
+/* A library that breaks when told to: every call goes to the real one (REAL, its path), but
+ *   KDTREE_TEST_FAULT         while the file that it names exists, heads are read from q as if they lay 512 elements
+ *                             apart and not 576; bf16 queries in host memory only
+ *   KDTREE_TEST_FAULT_TOKENS  trees of so many draft tokens attend to what they should attend to least; also on a GPU,
+ *                             where a call in a captured graph is made once
+ *   KDTREE_TEST_WORKSPACE     so many bytes more are asked for as workspace
+ * Each passes the self-test, as a kernel would that is wrong only where the self-test does not look. Built by the server
+ * tests; never a part of the product. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,13 +34,26 @@ FORWARD(const char*, kdtree_status_string, (int status), (status))
 FORWARD(int, kdtree_describe, (kdtree_description* out), (out))
 FORWARD(const char*, kdtree_variant_name, (int variant), (variant))
 FORWARD(int, kdtree_supports_device, (int device), (device))
-FORWARD(int, kdtree_workspace_size, (const kdtree_workspace_args* args, uint64_t* bytes), (args, bytes))
 FORWARD(int, kdtree_compare, (const kdtree_compare_args* args), (args))
 FORWARD(int, kdtree_count, (uint64_t* counter, uint64_t* mirror, int device, void* stream),
         (counter, mirror, device, stream))
 
+int kdtree_workspace_size(const kdtree_workspace_args* args, uint64_t* bytes) {
+  const int status =
+      ((int (*)(const kdtree_workspace_args*, uint64_t*))real("kdtree_workspace_size"))(args, bytes);
+  const char* more = getenv("KDTREE_TEST_WORKSPACE");
+  if (status == KDTREE_OK && more != NULL) *bytes += strtoull(more, NULL, 10);
+  return status;
+}
+
 int kdtree_verify(const kdtree_verify_args* args) {
   int (*verify)(const kdtree_verify_args*) = (int (*)(const kdtree_verify_args*))real("kdtree_verify");
+  const char* tokens = getenv("KDTREE_TEST_FAULT_TOKENS");
+  if (tokens != NULL && args->max_q_len == atoi(tokens)) {
+    kdtree_verify_args opposite = *args;
+    opposite.sm_scale = -args->sm_scale;
+    return verify(&opposite);
+  }
   const char* fault = getenv("KDTREE_TEST_FAULT");
   if (fault == NULL || access(fault, F_OK) != 0) return verify(args);
 
