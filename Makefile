@@ -19,7 +19,6 @@ kernel:  ## compile both libraries and write build/kernel-report.json
 
 gpu-test:  ## the tests that need an NVIDIA GPU, then real servers on it (docs/proof.md)
 	@ci/gpu-test
-	@ci/gpu-proof
 
 bench:  ## time the kernel on an NVIDIA GPU beside its peers (GRID=1: the grid; POOL=e4m3)
 	@ci/bench $(if $(GRID),grid,table) $(if $(POOL),--pool $(POOL))
