@@ -1,0 +1,88 @@
+"""SGLang's own tests of tree verification with MLA, as its wheel ships them, on the GPU with the patch on.
+
+Their reference is SGLang's, in torch; each runs eagerly, or as a captured CUDA graph that is replayed with other
+lengths.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from kdtree_verify import hook
+from kdtree_verify.config import Mode
+from kdtree_verify.kernel import Kernel
+from kdtree_verify.rank import Rank
+from kdtree_verify.records import Model, Records
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed (docs/proof.md)"),
+]
+
+# The kit's only tree with branches has three tokens; chains have any number.
+SHAPES = {
+    "one tree": {"num_heads": 8, "prefix_lens": (64,), "drafts": 3, "topk": 2},
+    "ragged trees": {"num_heads": 16, "prefix_lens": (1, 131, 500), "drafts": 3, "topk": 2},
+    "chains": {"num_heads": 20, "prefix_lens": (33, 900), "drafts": 60, "topk": 1},
+}
+CONTEXT = 1024
+
+
+@pytest.fixture
+def rank(library: Any, monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """What every Triton backend that is made gets, in mode on."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+    from sglang.srt.runtime_context import get_parallel
+
+    get_parallel().override_permanently(attn_dcp_rank=0)  # the backend asks for it, the kit does not say it
+    device = torch.device("cuda", 0)
+    rank = Rank(Mode.ON, Kernel(library, device), Records(device))
+    for name in ("__init__", "forward_extend"):  # as they were, when the test ends
+        monkeypatch.setattr(TritonAttnBackend, name, getattr(TritonAttnBackend, name))
+    hook.patch_backend(TritonAttnBackend, lambda backend, runner: hook.guard_backend(backend, rank, Model.TARGET))
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "graph"),
+    [*itertools.product(SHAPES, ("eagle", "ngram", "frozen_kv_mtp"), (False, True))],
+)
+def test_verifies_as_sglangs_reference(rank: Rank, shape: str, kind: str, graph: bool) -> None:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.test.kits.attention_unittest.attention_methods.mla_attention import MLAAttentionCase
+    from sglang.test.kits.attention_unittest.runner_modes import speculative_target_verify_runner as kit
+
+    fields: dict[str, Any] = dict(SHAPES[shape])
+    drafts, topk = fields.pop("drafts"), fields.pop("topk")
+    case = MLAAttentionCase(
+        name=shape,
+        backend="triton",
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        page_size=1,
+        extend_lens=(drafts,) * len(fields["prefix_lens"]),
+        **fields,
+    )
+    run = kit.run_mla_eagle_verify_cuda_graph_case if graph else kit.run_mla_eagle_verify_case
+    run(
+        unittest.TestCase(),
+        case,
+        topk=topk,
+        spec_kind=kind,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        hidden_size=64,
+        max_context_len=CONTEXT,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    torch.cuda.synchronize()
+    (figures,) = rank.records.layers()
+    assert figures.kernel_calls >= 1
+    assert figures.out_of_range == 0
+    assert rank.records.declined(Model.TARGET) == {}
