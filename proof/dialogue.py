@@ -24,24 +24,28 @@ class Request:
         name: Unique.
         lengths: Tokens of each prompt.
         tokens: To generate, for each.
+        follows: Another request; its first prompt is how this one begins, so that a prefix cache holds that.
     """
 
     name: str
     lengths: tuple[int, ...]
     tokens: int
+    follows: Request | None = None
 
     @property
     def alone(self) -> bool:
         return len(self.lengths) == 1
 
     def prompts(self) -> list[list[int]]:
-        return [_prompt(f"{self.name}/{i}", length) for i, length in enumerate(self.lengths)]
+        begin = self.follows.prompts()[0] if self.follows else []
+        return [[*begin, *_prompt(f"{self.name}/{i}", n - len(begin))] for i, n in enumerate(self.lengths)]
 
 
 def requests(longest: int) -> tuple[Request, ...]:
     """All lengths up to `longest` alone; batches that fill a captured size, miss one, and exceed the largest."""
     lengths = [n for n in (16, 100, 1000, 4000, 16_000, 64_000) if n <= longest]
     alone = [Request(f"alone-{n}", (n,), 96) for n in lengths]
+    alone += [Request(f"alone-{r.lengths[0]}-and-on", (r.lengths[0] + 77,), 96, r) for r in alone[2:4]]
     shared = [length for length in (60, 100, 250, 900, 2000, 16_000) if length <= longest]
     batches = [
         Request(f"batch-{size}", tuple(shared[i % len(shared)] + i for i in range(size)), 64)
@@ -64,12 +68,14 @@ class Answer:
         tokens: The generated token ids.
         margins: For each token, by how much its logit leads the runner-up's.
         verify_calls: SGLang's own spec_verify_ct: tree-verify steps that this request was part of.
+        cached: Tokens of the prompt that the prefix cache held.
     """
 
     prompt: str
     tokens: tuple[int, ...]
     margins: tuple[float, ...]
     verify_calls: int
+    cached: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,6 +117,7 @@ def ask(url: str, request: Request) -> Iterator[Answer]:
             tokens=tuple(int(token) for _, token, *_ in meta["output_token_logprobs"]),
             margins=tuple(best - second for best, second in leading),
             verify_calls=int(meta.get("spec_verify_ct") or 0),
+            cached=int(meta.get("cached_tokens") or 0),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +19,8 @@ MEMORY_FRACTION = 0.6
 it starts while they leave this much; what the pool takes is POOL_TOKENS."""
 READY_SECONDS = 240.0
 
-# A machine with SGLang's compiled kernels and a newer torch needs none of these, and serves with them as well; the
-# bundle (ci/gpu-bundle) needs them all.
-PLAIN_ARGUMENTS = ("--sampling-backend", "pytorch", "--disable-prefill-cuda-graph")
-PLAIN_ENVIRONMENT = {"SGLANG_FORCE_FUSED_OP_BACKEND": "torch", "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
+MORE_ARGUMENTS = "KDTREE_PROOF_ARGUMENTS"
+"""The variable with server arguments that this machine's SGLang needs, as those of the bundle do (docs/proof.md)."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,13 @@ class GpuLaunch:
                 "8192",
             ),
             *("--skip-server-warmup", "--random-seed", "20"),
-            *PLAIN_ARGUMENTS,
+            *shlex.split(os.environ.get(MORE_ARGUMENTS, "")),
             *self.start.arguments(),
             *self.arguments,
         ]
 
     def process_environment(self) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "KDTREE_"))}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("KDTREE_")}
         own = {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)),
             "HF_HUB_OFFLINE": "1",
@@ -79,4 +78,4 @@ class GpuLaunch:
             "KDTREE_STATE_DIR": str(state_of(self)),
             "KDTREE_VERIFY": self.mode,
         }
-        return inherited | PLAIN_ENVIRONMENT | own | dict(self.environment)
+        return inherited | own | dict(self.environment)

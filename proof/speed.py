@@ -1,4 +1,4 @@
-"""Speed: decode tokens a second and time of a verify step, stock against the kernel, over context and batch.
+"""Speed: decode tokens a second and time of a verify step, off against on and validate, by context and batch.
 
 One server at a time, nothing else on the GPU. A cell is a batch of prompts of one length; what is timed begins when
 each of them has its first token and ends when the first of them is done, so that the whole batch decodes all along.
