@@ -168,7 +168,7 @@ def table(times: Times) -> list[str]:
     """The cells in Markdown: stock, the kernel, validate; and the full model, estimated, for one request."""
     shallow, deep = LAYERS
     lines = [
-        "| context x requests | off, tokens/s | on | on / off | validate / off | step, off, ms | on | full model, est. |",
+        "| context x requests | tokens/s, off | on | on / off | validate / off | ms a step, off | on | full model |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for cell in CELLS:
