@@ -166,7 +166,9 @@ class PrivateEngine:
         bridge_net, pool = list(network.subnets(prefixlen_diff=1))
         address = ipaddress.IPv4Interface(f"{bridge_net[1]}/{bridge_net.prefixlen}")
         add_bridge(self.bridge, address)
-        return {
+        features = {"containerd-snapshotter": True}
+        cdi = {"cdi-spec-dirs": [str(self._write_cdi_spec())]} if self.gpu_hook else {}
+        return cdi | {
             "hosts": [self.host],
             "data-root": str(self.data),
             "exec-root": str(self.run / "exec"),
@@ -176,7 +178,7 @@ class PrivateEngine:
             "iptables": False,
             "ip6tables": False,
             "ip-forward": False,
-            "features": {"containerd-snapshotter": True},
+            "features": features | {"cdi": True} if self.gpu_hook else features,
             "shutdown-timeout": 10,
         }
 
@@ -217,6 +219,20 @@ class PrivateEngine:
         hook = folder / "nvidia-container-runtime-hook"
         hook.write_text("#!/bin/sh\ncat >/dev/null\n")
         hook.chmod(0o755)
+        return folder
+
+    def _write_cdi_spec(self) -> Path:
+        """A CDI specification of all GPUs, as nvidia-ctk writes it, whose only device is /dev/null."""
+        folder = self.folder / "cdi"
+        folder.mkdir(parents=True, exist_ok=True)
+        edits = {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}
+        spec = {
+            "cdiVersion": "0.5.0",
+            "kind": "nvidia.com/gpu",
+            "devices": [{"name": "all", "containerEdits": edits}],
+            "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+        }
+        (folder / "nvidia.json").write_text(json.dumps(spec))
         return folder
 
     # -- what a killed engine leaves

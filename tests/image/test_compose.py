@@ -42,6 +42,13 @@ def test_every_gpu_is_asked_for() -> None:
     assert device["driver"] == "nvidia"
 
 
+def test_by_cdi_every_gpu_is_asked_for_and_nothing_of_nvidias_runtime() -> None:
+    found = server("compose.yaml", "compose.cdi.yaml")
+    assert "deploy" not in found
+    (device,) = found["devices"]
+    assert device["source"] == "nvidia.com/gpu=all"
+
+
 def test_defaults() -> None:
     found = server("compose.yaml")
     assert found["environment"]["KDTREE_VERIFY"] == "off"

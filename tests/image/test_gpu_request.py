@@ -35,11 +35,13 @@ def tarball(tmp_path: Path) -> Path:
     return tmp_path / "root.tar"
 
 
-def up(tarball: Path, *engine: str) -> subprocess.CompletedProcess[str]:
-    """compose.yaml's server with an image that prints its environment, up to its end and down again."""
+def up(tarball: Path, *engine: str, overlay: str = "") -> subprocess.CompletedProcess[str]:
+    """compose.yaml's server with an image that prints its environment and its devices, up to its end and down again."""
+    files = f"-f compose.yaml {overlay and f'-f {overlay}'} -f {tarball.parent}/override.yaml"
+    program = "/busybox env; /busybox ls /dev"
     script = f"""
-        docker import --change 'ENTRYPOINT ["/busybox", "sh", "-c", "/busybox env"]' {tarball} {TAG} >/dev/null
-        compose="docker-compose -p kdtree-gpu --env-file=/dev/null -f compose.yaml -f {tarball.parent}/override.yaml"
+        docker import --change 'ENTRYPOINT ["/busybox", "sh", "-c", "{program}"]' {tarball} {TAG} >/dev/null
+        compose="docker-compose -p kdtree-gpu --env-file=/dev/null {files}"
         $compose up --no-build --no-log-prefix --abort-on-container-exit; status=$?
         $compose down --volumes 2>/dev/null
         docker image rm {TAG} >/dev/null
@@ -57,6 +59,15 @@ def test_the_request_reaches_the_process(tarball: Path) -> None:
     done = up(tarball, "ci/engine", "run", "--gpu-hook")
     assert done.returncode == 0, done.stderr
     assert "NVIDIA_VISIBLE_DEVICES=all" in done.stdout.splitlines()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a private engine needs root")
+def test_by_cdi_the_devices_are_handed_over(tarball: Path) -> None:
+    done = up(tarball, "ci/engine", "run", "--gpu-hook", overlay="compose.cdi.yaml")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert "nvidia0" in printed
+    assert "NVIDIA_VISIBLE_DEVICES=void" in printed
 
 
 def test_an_engine_without_gpus_refuses(tarball: Path) -> None:
