@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from demo import model as maker
+from kdtree_verify.selftest import golden
 from proof import dialogue, verdict
 from proof.dialogue import Answer, Request
 from proof.launches import GpuLaunch
@@ -34,12 +35,13 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "libkdtree_verify_cuda.so"
-TOKENS = 13  # of a tree: so many the self-test has none of
-START = Start(8, TOKENS, "NGRAM", 4)
+START = Start(8, 12, "NGRAM", 4)
 SIZE = maker.Size(hidden=512, context=8192, sharpness=4.0)
 ASKED = (Request("alone-100", (100,), 48), Request("alone-4000", (4000,), 48), Request("batch-3", (60, 250, 900), 32))
 DEVICE, KERNEL_LIBRARY = 69, 70
 SOON = 30.0  # seconds
+WRONG = {"KDTREE_TEST_SOUND_SCALE": str(golden.SM_SCALE)}
+"""A kernel that is wrong for every softmax scale but the self-test's: the model has another."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def refusal(launch: GpuLaunch) -> tuple[int, str]:
 def test_validate_serves_stocks_answers_beside_a_wrong_kernel_and_says_so(
     new_launch: Callable[..., GpuLaunch], faulty: str, off: list[Answer]
 ) -> None:
-    launch = new_launch("validate", KDTREE_LIBRARY_DIR=faulty, KDTREE_TEST_FAULT_TOKENS=str(TOKENS))
+    launch = new_launch("validate", KDTREE_LIBRARY_DIR=faulty, **WRONG)
     with started(launch) as server:
         server.wait_ready()
         first = dialogue.hold(server.url, ASKED[:1])
@@ -107,7 +109,7 @@ def test_validate_serves_stocks_answers_beside_a_wrong_kernel_and_says_so(
 def test_the_answers_of_on_tell_a_wrong_kernel(
     new_launch: Callable[..., GpuLaunch], faulty: str, off: list[Answer]
 ) -> None:
-    launch = new_launch("on", KDTREE_LIBRARY_DIR=faulty, KDTREE_TEST_FAULT_TOKENS=str(TOKENS))
+    launch = new_launch("on", KDTREE_LIBRARY_DIR=faulty, **WRONG)
     with started(launch) as server:
         server.wait_ready()
         answers = dialogue.hold(server.url, ASKED)

@@ -1,8 +1,8 @@
 /* A library that breaks when told to: every call goes to the real one (REAL, its path), but
  *   KDTREE_TEST_FAULT         while the file that it names exists, heads are read from q as if they lay 512 elements
  *                             apart and not 576; bf16 queries in host memory only
- *   KDTREE_TEST_FAULT_TOKENS  trees of so many draft tokens attend to what they should attend to least; also on a GPU,
- *                             where a call in a captured graph is made once
+ *   KDTREE_TEST_SOUND_SCALE   with any other softmax scale a token attends to what it should attend to least; on a GPU as
+ *                             well, where a call in a captured graph is made once
  *   KDTREE_TEST_WORKSPACE     so many bytes more are asked for as workspace
  * Each passes the self-test, as a kernel would that is wrong only where the self-test does not look. Built by the server
  * tests; never a part of the product. */
@@ -48,8 +48,8 @@ int kdtree_workspace_size(const kdtree_workspace_args* args, uint64_t* bytes) {
 
 int kdtree_verify(const kdtree_verify_args* args) {
   int (*verify)(const kdtree_verify_args*) = (int (*)(const kdtree_verify_args*))real("kdtree_verify");
-  const char* tokens = getenv("KDTREE_TEST_FAULT_TOKENS");
-  if (tokens != NULL && args->max_q_len == atoi(tokens)) {
+  const char* sound = getenv("KDTREE_TEST_SOUND_SCALE");
+  if (sound != NULL && args->sm_scale != strtof(sound, NULL)) {
     kdtree_verify_args opposite = *args;
     opposite.sm_scale = -args->sm_scale;
     return verify(&opposite);
