@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -120,6 +121,42 @@ def test_a_reader_that_has_enough_is_no_error(served):
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def watched(*arguments: str, **environment: str) -> tuple[list[str], int]:
+    """The first lines of `status --watch` while what it shows changes, and how it ends after Ctrl-C."""
+    command = [sys.executable, "-m", "kdtree_verify.cli", "status", "--watch", "0.05", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), **environment}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(2)]
+        write(Path(environment["KDTREE_STATE_DIR"]) / "server.json", server_document(Mode.ON, [], 1))
+        while '"mode": "on"' not in lines[-1] and "mode on" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it ended"
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    return lines, process.returncode
+
+
+def test_status_is_watched_from_before_the_server_starts(tmp_path):
+    lines, code = watched(KDTREE_STATE_DIR=str(tmp_path))
+    assert "every 0.05 s" in lines[0]
+    assert "no server has reported" in lines[1]
+    assert code == 0
+
+
+def test_status_is_watched_as_a_document_a_line(tmp_path):
+    lines, code = watched("--json", KDTREE_STATE_DIR=str(tmp_path))
+    documents = [json.loads(line) for line in lines]
+    assert documents[0]["server"] is None
+    assert documents[-1]["server"]["mode"] == "on"
+    assert code == 0
+
+
+def test_status_is_not_watched_at_a_nonsense_interval(tmp_path):
+    assert "'0' is no number of seconds" in refused(
+        kdtree("status", "--watch", "0", KDTREE_STATE_DIR=str(tmp_path)), 64
+    )
 
 
 def test_status_as_table_and_as_json(served, tmp_path):

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -85,6 +86,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Shows mode, state, counters and worst layers of each rank; dead and silent ranks are marked.",
     )
     command.add_argument("--json", action="store_true", help="the state files, and whether healthy, as JSON on stdout")
+    command.add_argument(
+        "--watch",
+        type=_seconds,
+        nargs="?",
+        const=2.0,
+        metavar="SECONDS",
+        help="again and again (default every 2), until Ctrl-C; with --json a line each time",
+    )
     command.set_defaults(command=_status)
 
     command = commands.add_parser(
@@ -190,13 +199,11 @@ def _check_architecture(kernels: library.Library, device: torch.device) -> None:
 
 
 def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    if arguments.watch is not None:
+        return _watch(arguments, config)
     snapshot = status.read(config.state_dir)
     if arguments.json:
-        try:
-            healthy, reason = True, health.check(snapshot)
-        except health.Unhealthy as error:
-            healthy, reason = False, error.found
-        print(json.dumps(snapshot.as_dict() | {"healthy": healthy, "health": reason}, indent=1))
+        print(json.dumps(_with_health(snapshot), indent=1))
     elif snapshot.server or snapshot.ranks:
         print(status.table(snapshot))
     else:
@@ -206,6 +213,30 @@ def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
             "start it with python -m kdtree_verify.launch, with the same KDTREE_STATE_DIR",
         )
     return ExitCode.OK if snapshot.server or snapshot.ranks else ExitCode.UNHEALTHY
+
+
+def _watch(arguments: argparse.Namespace, config: Config) -> ExitCode:
+    """Shows what is there, also where no server has reported yet, until somebody has seen enough."""
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+    try:
+        while True:
+            snapshot = status.read(config.state_dir)
+            if arguments.json:
+                print(json.dumps(_with_health(snapshot)), flush=True)
+            else:
+                now = time.strftime("%H:%M:%S")
+                print(f"{clear}{now}  every {arguments.watch:g} s\n{status.table(snapshot)}\n", flush=True)
+            time.sleep(arguments.watch)
+    except KeyboardInterrupt:
+        return ExitCode.OK
+
+
+def _with_health(snapshot: status.Snapshot) -> dict[str, Any]:
+    try:
+        healthy, reason = True, health.check(snapshot)
+    except health.Unhealthy as error:
+        healthy, reason = False, error.found
+    return snapshot.as_dict() | {"healthy": healthy, "health": reason}
 
 
 def _health(arguments: argparse.Namespace, config: Config) -> ExitCode:
