@@ -128,15 +128,10 @@ class Servers:
 
     def model(self, start: Start) -> Path:
         """The model for a configuration, made by the first that wants it."""
-        size = replace(
-            SIZE, heads=start.heads, context=1 << (dialogue.longest_sequence(self._asked) + 256).bit_length()
-        )
+        size = replace(self._size, heads=start.heads, context=1 << self._context.bit_length())
         folder = self._models / f"mla-{size.heads}-{size.context}"
         with self._making:
-            if not folder.exists():
-                part = folder.with_name(folder.name + ".part")
-                maker.write(part, size)
-                part.rename(folder)
+            maker.write_once(folder, size)
         return folder
 
 

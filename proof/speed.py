@@ -137,10 +137,7 @@ def cells_of(layers: int) -> tuple[Cell, ...]:
 def measure(mode: str, layers: int, folder: Path, deadline: float) -> dict[str, Any]:
     """One server's cells by name; none begins after `deadline`, of time.monotonic(). Raises as proof.server does."""
     model, cells = folder / f"model-{layers}", cells_of(layers)
-    if not model.exists():
-        part = model.with_name(model.name + ".part")
-        maker.write(part, replace(WIDTH, layers=layers))
-        part.rename(model)
+    maker.write_once(model, replace(WIDTH, layers=layers))
     pool = max(cell.context * cell.batch for cell in cells) + max(BATCHES) * 1024
     own = folder / f"server-{mode}-{layers}"
     launch = GpuLaunch(START, mode, model, own, context=max(CONTEXTS) + 1024, pool_tokens=pool)

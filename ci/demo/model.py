@@ -264,6 +264,14 @@ def write(folder: Path, size: Size = DEMO, seed: int = 20) -> None:
     checkpoint.chmod(0o644)  # safetensors writes 0600; a server under another user reads it too
 
 
+def write_once(folder: Path, size: Size) -> None:
+    """Write the model folder unless it is there: it appears when it is whole."""
+    if not folder.exists():
+        part = folder.with_name(folder.name + ".part")
+        write(part, size)
+        part.rename(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the demo's random-weight MLA model.")
     parser.add_argument("folder", type=Path)

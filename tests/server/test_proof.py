@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from serving import Launch as CpuLaunch
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 START = Start(maker.DEMO.heads, 12, "NGRAM", 10)  # as NGRAM's own defaults have it
-ASKED = (Request("alone-16", (16,), 12), Request("batch-2", (10, 20), 8))
+ALONE = Request("alone-16", (16,), 12)
+ASKED = (ALONE, Request("alone-16-and-on", (20,), 8, ALONE), Request("batch-2", (10, 20), 8))
 IDENTITY = Identity("kernel", "patch", "questions", "0.0", "no card")
 
 
@@ -50,9 +52,18 @@ def test_servers_answer_and_are_found_right(folder: Path) -> None:
     for mode in START.modes:
         run = results.run(START, mode)
         assert run is not None
-        assert [answer.prompt for answer in run.answers] == ["alone-16/0", "batch-2/0", "batch-2/1"]
-        assert [len(answer.tokens) for answer in run.answers] == [12, 8, 8]
+        prompts = ["alone-16/0", "alone-16-and-on/0", "batch-2/0", "batch-2/1"]
+        assert [answer.prompt for answer in run.answers] == prompts
+        assert [len(answer.tokens) for answer in run.answers] == [12, 8, 8, 8]
         assert all(answer.verify_calls > 0 for answer in run.answers)
+        assert run.answers[1].cached >= 15, "the prefix cache holds the request that this one follows"
+
+
+def test_the_model_is_of_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    runner, _ = servers(tmp_path)
+    written = json.loads((runner.model(START) / "config.json").read_text())
+    assert written["hidden_size"] == maker.DEMO.hidden
+    assert written["num_hidden_layers"] == maker.DEMO.layers
 
 
 def test_what_is_done_is_not_done_again(folder: Path) -> None:
