@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from demo import conversation
 
 from .starts import GRAPH_BATCH, MAX_REQUESTS
 
 FIRST_WORD, VOCABULARY = 3, 512
 """Token ids of words of ci/demo/model.py."""
-SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Request:
     tokens: int
     follows: Request | None = None
 
-    @property
-    def alone(self) -> bool:
-        return len(self.lengths) == 1
-
     def prompts(self) -> list[list[int]]:
         begin = self.follows.prompts()[0] if self.follows else []
         return [[*begin, *_prompt(f"{self.name}/{i}", n - len(begin))] for i, n in enumerate(self.lengths)]
+
+    def body(self) -> dict[str, Any]:
+        """Of /generate: greedily, and all of the tokens."""
+        sampling = {"temperature": 0.0, "max_new_tokens": self.tokens, "ignore_eos": True}
+        return {"input_ids": self.prompts(), "sampling_params": sampling}
 
 
 def requests(longest: int) -> tuple[Request, ...]:
@@ -86,36 +87,21 @@ class Answer:
         return Answer(**{**document, **lists})
 
 
-def hold(url: str, asked: Sequence[Request], heard: Callable[[Answer], None] = lambda answer: None) -> list[Answer]:
+def hold(url: str, asked: Sequence[Request]) -> list[Answer]:
     """Sends the requests one after another. Raises OSError where the server does not answer them."""
-    answers = []
-    for request in asked:
-        for answer in ask(url, request):
-            heard(answer)
-            answers.append(answer)
-    return answers
+    return [answer for request in asked for answer in ask(url, request)]
 
 
 def ask(url: str, request: Request) -> Iterator[Answer]:
-    body = {
-        "input_ids": request.prompts(),
-        "sampling_params": {"temperature": 0.0, "max_new_tokens": request.tokens, "ignore_eos": True},
-        "return_logprob": True,
-        "top_logprobs_num": 2,
-    }
-    sent = urllib.request.Request(
-        f"{url}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(sent, timeout=SECONDS) as response:
+    with conversation.generate(url, request.body() | {"return_logprob": True, "top_logprobs_num": 2}) as response:
         generated = json.load(response)
     for i, one in enumerate(generated):
         meta = one["meta_info"]
-        # Log-probabilities of one step differ from its logits by a constant: their difference is the logits'.
-        leading = [(best[0], second[0]) for best, second in meta["output_top_logprobs"]]
+        tokens, margins = conversation.tokens_and_margins(meta)
         yield Answer(
             prompt=f"{request.name}/{i}",
-            tokens=tuple(int(token) for _, token, *_ in meta["output_token_logprobs"]),
-            margins=tuple(best - second for best, second in leading),
+            tokens=tokens,
+            margins=margins,
             verify_calls=int(meta.get("spec_verify_ct") or 0),
             cached=int(meta.get("cached_tokens") or 0),
         )

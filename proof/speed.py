@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from demo import conversation
 from demo import model as maker
 
 from . import dialogue
@@ -110,15 +110,7 @@ def timed(answers: Sequence[Progress]) -> Timed:
 
 def _pieces(url: str, request: dialogue.Request) -> Iterator[tuple[int, dict[str, Any]]]:
     """The stream's pieces: which prompt's, and its meta_info."""
-    body = {
-        "input_ids": request.prompts(),
-        "sampling_params": {"temperature": 0.0, "max_new_tokens": request.tokens, "ignore_eos": True},
-        "stream": True,
-    }
-    sent = urllib.request.Request(
-        f"{url}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(sent, timeout=dialogue.SECONDS) as response:
+    with conversation.generate(url, request.body() | {"stream": True}) as response:
         for line in response:
             if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                 piece = json.loads(line[6:])

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from demo.verdict import NEAR_TIE, differences
+
 from .dialogue import Answer
 from .starts import AGAIN, Start
 
-NEAR_TIE = 0.125
-"""Logits. They are bf16, and the leading ones lie between 8 and 16, where a step is 0.0625: two that are closer than
-two steps change places by rounding alone."""
 NEAR_TIE_FP8 = 0.5
-"""With an fp8 pool: stock rounds Q and P to fp8 there, ours does not."""
+"""Logits. With an fp8 pool: stock rounds Q and P to fp8 there, ours does not."""
 LEAST_VERIFY_STEPS = 500
 """Before an accept length is compared."""
 LEAST_SPREAD = 0.03
@@ -28,26 +27,6 @@ class Run:
     ranks: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Parting:
-    """Where two answers to one prompt first differ, and by how much the reference's token led there, in logits."""
-
-    prompt: str
-    position: int
-    margin: float
-
-
-def partings(reference: Sequence[Answer], other: Sequence[Answer]) -> list[Parting]:
-    """One for each prompt whose answers differ; what follows the first other token is another text."""
-    found = []
-    for ours, theirs in zip(reference, other, strict=True):
-        for position, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-            if a != b:
-                found.append(Parting(ours.prompt, position, ours.margins[position]))
-                break
-    return found
-
-
 def accept_length(answers: Sequence[Answer]) -> float:
     """Tokens of a verify step and request."""
     steps = sum(answer.verify_calls for answer in answers)
@@ -60,7 +39,7 @@ def failures(start: Start, runs: Mapping[str, Run]) -> list[str]:
     tie = NEAR_TIE if start.kv_dtype == "auto" else NEAR_TIE_FP8
     wrong = []
     for mode in sorted(runs.keys() - {"off"}):
-        for found in partings(off.answers, runs[mode].answers):
+        for found in differences(off.answers, runs[mode].answers):
             # A request alone meets the same batches in each server; several at once may be batched otherwise.
             exact = mode == "validate" and found.prompt.startswith("alone-")
             if exact or found.margin > (NEAR_TIE if mode == "validate" else tie):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPResponse
+from typing import Any
 
 # A request is one prompt, or several in one batch; with the number of tokens to generate. The words are of
 # model.vocabulary(), in no order that means anything.
@@ -75,19 +77,26 @@ def ask(url: str, prompts: tuple[str, ...], tokens: int, timeout: float = 300.0)
         "return_logprob": True,
         "top_logprobs_num": 2,
     }
-    request = urllib.request.Request(
-        f"{url}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=timeout) as response:
+    with generate(url, body, timeout) as response:
         generated = json.load(response)
     for prompt, one in zip(prompts, generated, strict=True):
         meta = one["meta_info"]
-        # Log-probabilities of one step differ from its logits by a constant: their difference is the logits'.
-        first_two = [(best[0], second[0]) for best, second in meta["output_top_logprobs"]]
-        yield Answer(
-            prompt=prompt,
-            text=one["text"].strip(),
-            tokens=tuple(int(token) for _, token, *_ in meta["output_token_logprobs"]),
-            margins=tuple(best - second for best, second in first_two),
-            verify_calls=int(meta.get("spec_verify_ct") or 0),
-        )
+        tokens_made, margins = tokens_and_margins(meta)
+        yield Answer(prompt, one["text"].strip(), tokens_made, margins, int(meta.get("spec_verify_ct") or 0))
+
+
+def generate(url: str, body: Mapping[str, Any], timeout: float = 300.0) -> HTTPResponse:
+    """Opens /generate's response. Raises OSError as `hold` does."""
+    request = urllib.request.Request(
+        f"{url}/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    response: HTTPResponse = urllib.request.urlopen(request, timeout=timeout)
+    return response
+
+
+def tokens_and_margins(meta: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """An Answer's, of a meta_info with the two leading log-probabilities of each token."""
+    # Log-probabilities of one step differ from its logits by a constant: their difference is the logits'.
+    first_two = [(best[0], second[0]) for best, second in meta["output_top_logprobs"]]
+    tokens = tuple(int(token) for _, token, *_ in meta["output_token_logprobs"])
+    return tokens, tuple(best - second for best, second in first_two)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .conversation import Answer
 
@@ -43,6 +44,17 @@ class Run:
     figures: Figures
 
 
+class Answered(Protocol):
+    """What of an answer is compared; conversation.Answer's fields."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def margins(self) -> Sequence[float]: ...
+
+
 @dataclass(frozen=True)
 class Difference:
     """Where two answers part.
@@ -62,7 +74,7 @@ class Difference:
         return self.margin <= NEAR_TIE
 
 
-def differences(reference: Sequence[Answer], other: Sequence[Answer]) -> list[Difference]:
+def differences(reference: Sequence[Answered], other: Sequence[Answered]) -> list[Difference]:
     """Where each pair of answers to one prompt first differs; what follows the first token is another text."""
     found = []
     for ours, theirs in zip(reference, other, strict=True):

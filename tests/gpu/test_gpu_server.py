@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from demo import model as maker
+from demo.verdict import NEAR_TIE, differences
 from kdtree_verify.selftest import golden
 from proof import dialogue, verdict
 from proof.dialogue import Answer, Request
@@ -100,8 +101,8 @@ def test_validate_serves_stocks_answers_beside_a_wrong_kernel_and_says_so(
             time.sleep(0.2)
         answers = [*first, *dialogue.hold(server.url, ASKED[1:])]
         ranks = server.settled()
-    assert [found for found in verdict.partings(off, answers) if found.margin > verdict.NEAR_TIE] == []
-    assert verdict.partings(off[:2], answers[:2]) == []
+    assert [found for found in differences(off, answers) if found.margin > NEAR_TIE] == []
+    assert differences(off[:2], answers[:2]) == []
     assert all(layer["exceeded_calls"] > 0 for rank in ranks.values() for layer in rank["layers"])
     assert any("beyond the bound" in line for line in verdict.counted(START, "validate", verdict.Run(answers, ranks)))
 
@@ -113,9 +114,9 @@ def test_the_answers_of_on_tell_a_wrong_kernel(
     with started(launch) as server:
         server.wait_ready()
         answers = dialogue.hold(server.url, ASKED)
-    found = verdict.partings(off, answers)
+    found = differences(off, answers)
     assert len(found) == len(off)
-    assert sum(parting.margin > verdict.NEAR_TIE for parting in found) > len(off) // 2
+    assert sum(parting.margin > NEAR_TIE for parting in found) > len(off) // 2
 
 
 def test_a_rank_without_its_library_ends_the_server(new_launch: Callable[..., GpuLaunch], tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_requests_that_are_given_up_leave_the_others_alone(
             give_up(server, Request(f"given-up-{length}", (length,), 4000))
         answers = dialogue.hold(server.url, ASKED)
         ranks = server.settled()
-    assert [found for found in verdict.partings(off, answers) if found.margin > verdict.NEAR_TIE] == []
+    assert [found for found in differences(off, answers) if found.margin > NEAR_TIE] == []
     assert {rank["state"] for rank in ranks.values()} == {"serving"}
 
 
@@ -164,7 +165,7 @@ def test_a_server_whose_process_is_killed_ends_and_can_be_started_again(
     with started(replace(launch)) as server:
         server.wait_ready()
         answers = dialogue.hold(server.url, ASKED[:1])
-    assert [found for found in verdict.partings(off[:1], answers) if found.margin > verdict.NEAR_TIE] == []
+    assert [found for found in differences(off[:1], answers) if found.margin > NEAR_TIE] == []
 
 
 def give_up(server: Server, request: Request) -> None:
