@@ -18,9 +18,12 @@ from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageE
 
 from . import answers, dialogue, speed
 from .results import HERE, MAKER, Identity, Results, hash_of
+from .server import Ended
 from .starts import STARTS, TWO_RANKS, Start
 
 ROOT = HERE.parent
+LONGEST = 64_000
+"""Tokens of the longest prompt, unless told."""
 GIB_A_SERVER = 16
 """Of a GPU's memory, for how many servers stand side by side."""
 ABOUT = """\
@@ -42,8 +45,10 @@ def parser() -> argparse.ArgumentParser:
     parsed.add_argument("--only", help="configurations whose name holds one of these words, as eagle4,h20")
     parsed.add_argument("--minutes", type=float, default=9.0, help="after these no server is started (default: 9)")
     parsed.add_argument("--side-by-side", type=int, help=f"servers at once (default: one for each {GIB_A_SERVER} GiB)")
-    parsed.add_argument("--longest", type=int, default=64_000, help="tokens of the longest prompt (default: 64000)")
-    parsed.add_argument("--results", type=Path, help="the folder of results (default: build/proof/answers)")
+    parsed.add_argument("--longest", type=int, help=f"tokens of the longest prompt (default: {LONGEST})")
+    parsed.add_argument(
+        "--results", type=Path, help="the folder of results (default: build/proof/answers, build/proof/speed)"
+    )
     parsed.add_argument("--list", action="store_true", help="list the servers and start none")
     return parsed
 
@@ -54,9 +59,16 @@ def main(argv: list[str]) -> int:
         raise UsageError("--minutes is out of range", str(asked.minutes), "give 0 .. 600")
     if asked.side_by_side is not None and asked.side_by_side < 1:
         raise UsageError("--side-by-side is out of range", str(asked.side_by_side), "give 1 or more")
-    if asked.longest < 16:
+    if asked.longest is not None and asked.longest < 16:
         raise UsageError("--longest is out of range", str(asked.longest), "give 16 or more")
+    if asked.what == "speed":
+        given = [flag for flag in ("--only", "--side-by-side", "--longest") if vars(asked)[flag[2:].replace("-", "_")]]
+        if given:
+            raise UsageError("speed always measures the same servers", " ".join(given), "leave that out")
     folder = asked.results or ROOT / "build" / "proof" / asked.what
+    if asked.list and asked.what == "speed":
+        print("\n".join(f"{mode}-{layers}" for mode, layers in speed.SERVERS))
+        return 0
     if asked.list:
         return listed(_chosen((*STARTS, *TWO_RANKS), asked.only), folder)
     return served(asked, folder)
@@ -78,6 +90,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     from kdtree_verify.library import load
 
     begun = time.monotonic()
+    longest = asked.longest or LONGEST
     if not torch.cuda.is_available():
         raise DeviceError("no GPU to serve on", "torch sees none", "set PYTHON to one with a CUDA torch")
     try:
@@ -92,7 +105,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     identity = Identity(
         kernel=library.description.source_hash,
         patch=hash_of(ROOT / "patch" / "src"),
-        questions=f"{hash_of(HERE, MAKER)}-{asked.longest}",
+        questions=f"{hash_of(HERE, MAKER)}-{longest}",
         sglang=sglang,
         card=cards[0].name,
     )
@@ -103,13 +116,13 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     starts = _chosen((*STARTS, *(TWO_RANKS if len(cards) > 1 else ())), asked.only)
     gib = min(card.total_memory for card in cards) / 2**30
     side_by_side = asked.side_by_side or max(1, int(gib) // GIB_A_SERVER)
-    servers = answers.Servers(results, folder.parent / "models", dialogue.requests(asked.longest), len(cards))
+    servers = answers.Servers(results, folder.parent / "models", dialogue.requests(longest), len(cards))
     servers.run(answers.jobs(starts), side_by_side, deadline)
     return verdict(results, starts)
 
 
 def timed(folder: Path, identity: Identity, deadline: float) -> int:
-    """Measures the servers that are not measured yet; 1 where some are left."""
+    """Measures the servers that are not measured yet; 1 where some are left or failed."""
     file = folder / "speed.json"
     document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if document.get("identity") != asdict(identity):
@@ -119,7 +132,11 @@ def timed(folder: Path, identity: Identity, deadline: float) -> int:
         name = f"{mode}-{layers}"
         if len(document["times"].get(name, {})) == len(speed.cells_of(layers)) or time.monotonic() > deadline:
             continue
-        document["times"][name] = speed.measure(mode, layers, folder, deadline)
+        try:
+            document["times"][name] = speed.measure(mode, layers, folder, deadline)
+        except (Ended, OSError, ValueError) as error:
+            print(f"{name}: {str(error).splitlines()[0]}; its log is in {folder}", file=sys.stderr, flush=True)
+            continue
         document["date"] = datetime.now(UTC).isoformat(timespec="seconds")
         file.write_text(json.dumps(document, indent=1) + "\n")
         print(f"{name}: {len(document['times'][name])} cells", file=sys.stderr, flush=True)

@@ -1,0 +1,79 @@
+"""ci/gpu-proof without a GPU: what it refuses, what it lists, and that a server that fails is told in a line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proof import __main__ as command
+from proof import speed
+from proof.results import Identity
+from proof.server import Ended
+
+ROOT = Path(__file__).parents[2]
+
+
+def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "ci" / "gpu-proof", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHON": sys.executable},
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fast"],
+        ["--minutes", "nan"],
+        ["--side-by-side", "0"],
+        ["--longest", "0"],
+        ["--only", "fp4", "--list"],
+        ["speed", "--only", "eagle4"],
+        ["speed", "--longest", "1000"],
+    ],
+)
+def test_bad_usage_is_one_line(arguments: list[str]) -> None:
+    done = proof(*arguments)
+    assert done.returncode == 64
+    assert done.stderr.startswith("kdtree: ")
+    assert ". Fix: " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_servers_are_listed_without_a_gpu(tmp_path: Path) -> None:
+    done = proof("--list", "--only", "eagle4", "--results", str(tmp_path))
+    assert done.returncode == 0
+    assert {line.split("  ")[0] for line in done.stdout.splitlines()} == {"to do"}
+
+
+def test_speeds_servers_are_its_own() -> None:
+    done = proof("speed", "--list")
+    assert done.returncode == 0
+    assert done.stdout.split() == ["off-2", "on-2", "validate-2", "off-4", "on-4"]
+
+
+def test_a_server_that_fails_is_told_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(mode: str, layers: int, folder: Path, deadline: float) -> dict[str, Any]:
+        if mode == "on":
+            raise Ended("status 70\nmore of its log")
+        return {cell.name: {} for cell in speed.cells_of(layers)}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "table", lambda times: [])
+    identity = Identity("kernel", "patch", "questions", "0.0", "no card")
+    assert command.timed(tmp_path, identity, time.monotonic() + 60) == 1
+    told = capsys.readouterr()
+    assert f"on-2: status 70; its log is in {tmp_path}\n" in told.err
+    left = sum(len(speed.cells_of(layers)) for mode, layers in speed.SERVERS if mode == "on")
+    assert told.out.strip().startswith(f"{left} cells left")
