@@ -14,7 +14,8 @@ from .starts import Start
 from .verdict import Run
 
 HERE = Path(__file__).resolve().parent
-MAKER = HERE.parent / "ci" / "demo" / "model.py"
+OF_DEMO = [HERE.parent / "ci" / "demo" / name for name in ("model.py", "conversation.py")]
+"""Who is asked, and how an answer is read."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Identity:
     Attributes:
         kernel: The CUDA library's source hash.
         patch: A hash of the patch's sources.
-        questions: A hash of what is asked and of whom: this package and the model's maker.
+        questions: A hash of what is asked and of whom: this package and the demo's parts.
         sglang: Its version.
         card: The GPU's name.
     """
