@@ -22,7 +22,10 @@ class Group {
     while (true) {
       begin_segment();
       if (segment(number).last) break;
-      walk(number);
+      if (me_.group() * kGroupRows < segment(number).rows)
+        walk(number);
+      else
+        pass(number);
       ++number;
     }
     if (me_.group() == 0) wait_turn(0);  // that nobody's arrival is left over
@@ -74,7 +77,21 @@ class Group {
       }
       tell(shared_, Signal::kEmpty, count + 1);
     }
-    if (me_.group() * kGroupRows < segment(number).rows) store(segment(number), output, softmax, carry);
+    store(segment(number), output, softmax, carry);
+  }
+
+  /* A segment of whose tile no row is the group's: the other group shall not wait for it. */
+  __device__ __forceinline__ void pass(int number) const {
+    const int end = segment(number).end();
+#pragma unroll 1
+    for (int count = segment(number).first_step; count < end; ++count) {
+      const bool values = count >= segment(number).prefix_end() && (end - count) % 2 != 0;
+      if (!values) {
+        wait_turn(me_.group());
+        give_turn(me_.group());
+      }
+      tell(shared_, Signal::kEmpty, count);
+    }
   }
 
   /* Q to multiply draft tokens' keys by, which are bf16. */

@@ -30,9 +30,12 @@ class Loader {
   }
 
  private:
-  /* Until step `count` may be loaded, the one before it in its stage having been read. */
+  /* Until step `count` may be loaded, the one before it in its stage having been read. That its copies had come is known
+   * then; but no phase of an mbarrier shall go by without a wait, says compute-sanitizer's synccheck. */
   __device__ __forceinline__ void wait_empty(int count) const {
-    if (count >= 2) wait(shared_, Signal::kEmpty, count - 2);
+    if (count < 2) return;
+    wait(shared_, Signal::kCopied, count - 2);
+    wait(shared_, Signal::kEmpty, count - 2);
   }
 
   /* All steps of a segment from `count` on, which are those of keys and draft values. */
@@ -45,7 +48,7 @@ class Loader {
       if (mine && !exists) refuse(segment);
       const void* const from = exists ? row_of(slot) : filler_.zeros();
       left -= kKeys;
-      slot = fetch_slot(segment, left);  // it has come by the next step
+      slot = fetch_slot(segment, left);  // it has come by the next step, or, of an fp8 pool, by its prefetch
       wait_empty(count);
       tell_bits(count, __ballot_sync(~0u, exists));
       if constexpr (fp8_pool) {

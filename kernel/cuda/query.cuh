@@ -10,8 +10,9 @@ namespace kdtree {
 /* Two 16-row blocks by 9 steps of 16 columns. Its octets begin with the one that the warp owns: octet o here is octet
  * (warp + o) % 4 of the group's rows.
  *
- * For an fp8 pool's keys it is float16, of which each row is scaled by a power of two: its largest element is from 2^14
- * to 2^15 then, and what float16 cannot hold beside it, less than 2^-39 of that. */
+ * For an fp8 pool's keys it is float16, of which each row is scaled by a power of two, its largest element to between
+ * 2^14 and 2^15 (rows of less than 2^-112 stay smaller). Elements of 2^-31 of that and more are exact, others off by 2^-39
+ * of it at most. */
 template <bool f16>
 struct QueryFragment {
   uint32_t a[2][kSliceSteps][4];
@@ -58,7 +59,7 @@ struct QueryFragment {
     __syncwarp();  // before messages take the place
   }
 
-  /* As bf16, for keys of draft tokens: exact but for elements of less than 2^-28 of their row's largest. */
+  /* As bf16, for keys of draft tokens; scaled still, so that keys of 2^108 and more may make S infinite. */
   __device__ __forceinline__ QueryFragment<false> as_bf16() const {
     QueryFragment<false> other;
 #pragma unroll

@@ -5,8 +5,8 @@
 
 namespace kdtree {
 
-/* A power of two by which numbers up to `largest` (2^14 times the least normal one or more) become less than 2^15, the
- * largest at least 2^14; its reciprocal is a normal number as well. */
+/* A power of two by which numbers up to `largest` become less than 2^15; the largest at least 2^14, if it is 2^14 times the
+ * least normal number or more. The power's reciprocal is a normal number as well. */
 __device__ __forceinline__ float power_above(float largest) {
   const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 14, 1);
   return __uint_as_float(static_cast<uint32_t>(min(exponent, 252)) << 23);

@@ -98,12 +98,6 @@ constexpr float kNothingSeen = -0.f;
 /* What weights are taken relative to: where nothing has been seen, they shall be 0 and not NaN. */
 __device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0.f : max; }
 
-/* Weights are relative to a maximum of which O is in units. How far, in base 2, a score may exceed it before it is moved
- * and O rescaled, and how far it is moved below the greatest score then: weights stay within 2^15, which float16 holds,
- * and are lost from 2^-32 of the greatest on, of which it takes 2^22 to matter. */
-constexpr float kSlack = 15.f;
-constexpr float kBelow = 7.f;
-
 /* What a quad knows of its row: the same maximum in all four lanes, each lane's own part of the denominator. */
 struct Softmax {
   float max = -INFINITY;  // in base 2
@@ -128,7 +122,7 @@ struct Softmax {
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) s[i] *= scale;
+    for (int i = 0; i < 8; ++i) s[i] = __fmul_rn(s[i], scale);  // never fused: `highest` is of what is rounded here
     if (visible != 0xff) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
@@ -136,10 +130,10 @@ struct Softmax {
     }
     float highest = fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), fmaxf(fmaxf(s[4], s[5]), fmaxf(s[6], s[7])));
     float alpha = 1.f;
-    if (__any_sync(~0u, highest - max > kSlack)) {  // not max + kSlack, which may round to more
+    if (__any_sync(~0u, highest - max > Number::kSlack)) {  // not max + kSlack, which may round to more
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-      highest = fmaxf(max, highest - kBelow);
+      highest = fmaxf(max, highest - Number::kBelow);
       alpha = exp2_fast(max - shift_of(highest));
       sum *= alpha;
       max = highest;

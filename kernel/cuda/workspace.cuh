@@ -12,7 +12,7 @@ namespace kdtree {
  *
  * `out` is the sum over keys of 2^(s - max) V in float16, scaled by a power of two for each row and compute warp, so
  * that its largest element is from 2^14 to 2^15: half the bytes of float32, and its 11 bits are lost in the
- * bf16 of P and of the result. Columns lie as the warps hold them: thread i of a quad has 8n + 2i and the next of its
+ * bf16 of the result. Columns lie as the warps hold them: thread i of a quad has 8n + 2i and the next of its
  * warp's 128 columns, n = 0 .. 15; it stores those of n = 4j .. 4j+3 side by side, and beside those of i + 1. */
 struct PartialTile {
   uint16_t out[kRows][KDTREE_V_DIM];

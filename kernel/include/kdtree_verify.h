@@ -100,7 +100,7 @@ typedef struct kdtree_verify_args {
   uint64_t struct_size; /* sizeof(kdtree_verify_args) */
 
   const void* q;   /* [tokens, num_heads, 576] */
-  const void* k;   /* [tokens, 576] draft keys, rope applied */
+  const void* k;   /* [tokens, 576] draft keys, rope applied; below 2^108 with an fp8 pool */
   const void* v;   /* [tokens, 512] draft values */
   const void* pool; /* [slots, 576] */
   void* out;       /* [tokens, num_heads, 512] */

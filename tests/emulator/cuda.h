@@ -76,6 +76,7 @@ inline uint32_t __float_as_uint(float x) {
   memcpy(&bits, &x, sizeof bits);
   return bits;
 }
+inline float __fmul_rn(float x, float y) { return x * y; }
 template <typename T>
 inline T __ldg(const T* p) {
   return *p;

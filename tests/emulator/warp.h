@@ -63,7 +63,7 @@ uint32_t sum(uint32_t value);
 /* True in one lane, whichever. */
 bool elect();
 
-/* matrix.cpp: ldmatrix and mma, of bf16. */
+/* matrix.cpp: ldmatrix and mma, of 16-bit numbers. */
 void load_matrices(uint32_t (&registers)[4], const unsigned char* row, bool transposed);
 /* What 16 bits are as a number. */
 using Value = float(uint32_t bits);
