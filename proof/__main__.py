@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
 
 from . import answers, dialogue, speed
-from .results import HERE, OF_DEMO, Identity, Results, hash_of
+from .results import HERE, QUESTIONS, Identity, Results, hash_of
 from .server import Ended
 from .starts import STARTS, TWO_RANKS, Start
 
@@ -105,7 +105,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     identity = Identity(
         kernel=library.description.source_hash,
         patch=hash_of(ROOT / "patch" / "src"),
-        questions=f"{hash_of(HERE, *OF_DEMO)}-{longest}",
+        questions=f"{hash_of(*QUESTIONS)}-{longest}",
         sglang=sglang,
         card=cards[0].name,
     )

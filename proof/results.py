@@ -14,8 +14,11 @@ from .starts import Start
 from .verdict import Run
 
 HERE = Path(__file__).resolve().parent
-OF_DEMO = [HERE.parent / "ci" / "demo" / name for name in ("model.py", "conversation.py")]
-"""Who is asked, and how an answer is read."""
+QUESTIONS = [
+    *(HERE / name for name in ("answers.py", "dialogue.py", "launches.py", "starts.py")),
+    *(HERE.parent / "ci" / "demo" / name for name in ("model.py", "conversation.py")),
+]
+"""Who is asked what, how the server is started, and how an answer is read; not how it is judged, which is done anew."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Identity:
     Attributes:
         kernel: The CUDA library's source hash.
         patch: A hash of the patch's sources.
-        questions: A hash of what is asked and of whom: this package and the demo's parts.
+        questions: A hash of what is asked and of whom: QUESTIONS and the longest prompt.
         sglang: Its version.
         card: The GPU's name.
     """

@@ -13,6 +13,11 @@ FOUND = """
 from importlib.metadata import entry_points
 print([entry.load().__module__ for entry in entry_points(group="sglang.srt.plugins")])
 """
+VERSIONS = """
+from importlib.metadata import version
+from kdtree_verify import __version__
+print(version("kdtree-verify") == __version__)
+"""
 
 
 def run(checkout: Path, *command: str) -> str:
@@ -38,3 +43,4 @@ def test_it_is_found_once(tmp_path: Path) -> None:
     for _ in range(2):  # the second call finds its own work, and leaves one again
         run(tmp_path, str(tmp_path / "ci" / "gpu-plugin"))
         assert run(tmp_path, "-c", FOUND) == "['kdtree_verify.plugin']"
+    assert run(tmp_path, "-c", VERSIONS) == "True"  # which the kernel library's must be
