@@ -56,6 +56,7 @@ class PrivateEngine:
     def __init__(self, build: Path, name: str = "main", *, gpu_hook: bool = False) -> None:
         identity = hashlib.sha256(f"{build.resolve()}:{name}".encode()).hexdigest()
         self.debs = Debs(build / "engine" / "debs")
+        self.root = self.debs.root
         self.folder = build / "engine" / name
         self.data = self.folder / "data"
         self.log = self.folder / "dockerd.log"
@@ -75,7 +76,7 @@ class PrivateEngine:
         """Starts the engine and waits until it answers; does nothing when it already does."""
         if self.answers():
             return
-        root = self.debs.unpack(PACKAGES)
+        self._unpack()
         self._clear_leftovers()
         self.data.mkdir(parents=True, exist_ok=True)
         self.run.mkdir(mode=0o711, exist_ok=True)
@@ -83,12 +84,12 @@ class PrivateEngine:
         config.write_text(json.dumps(self._settings(), indent=1))
         with self.log.open("wb") as log:
             daemon = subprocess.Popen(
-                [str(root / "usr/sbin/dockerd"), "--config-file", str(config)],
+                [str(self.root / "usr/sbin/dockerd"), "--config-file", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=self._environment(root),
+                env=self._environment(),
             )
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
@@ -161,6 +162,10 @@ class PrivateEngine:
 
     # -- how it is set up
 
+    def _unpack(self) -> None:
+        """Makes sure that the programs are under `root`."""
+        self.debs.unpack(PACKAGES)
+
     def _settings(self) -> dict[str, object]:
         network = self._free_network()
         bridge_net, pool = list(network.subnets(prefixlen_diff=1))
@@ -202,8 +207,8 @@ class PrivateEngine:
         record = self.folder / "network"
         return ipaddress.IPv4Network(record.read_text()) if record.exists() else None
 
-    def _environment(self, root: Path) -> dict[str, str]:
-        path = [root / "usr/bin", root / "usr/sbin", root / "usr/libexec/docker"]
+    def _environment(self) -> dict[str, str]:
+        path = [self.root / name for name in ("usr/bin", "usr/sbin", "usr/libexec/docker")]
         if self.gpu_hook:
             path.insert(0, self._write_gpu_hook())
         # DOCKER_* of the caller speak to clients, and TMPDIR may be long: neither is the daemon's.
@@ -264,7 +269,7 @@ class PrivateEngine:
                 executable = os.readlink(entry / "exe")
             except OSError:
                 continue
-            ours = executable.startswith(str(self.debs.root.resolve()))
+            ours = executable.startswith(str(self.root.resolve()))
             if ours and Path(executable).name in programs and any(str(self.run) in text for text in arguments):
                 mine.append(int(entry.name))
         return mine
