@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
 
-from . import answers, dialogue, speed
-from .results import HERE, QUESTIONS, Identity, Results, hash_of
+from . import answers, dialogue, speed, summary
+from .results import HERE, Identity, Results, hash_of, identity_in, questions_of
 from .server import Ended
 from .starts import STARTS, TWO_RANKS, Start
 
@@ -31,6 +31,7 @@ Starts real SGLang servers on this machine's GPUs, patched and not, and compares
 
   ci/gpu-proof            every configuration's servers: off, validate, on; what is done already is not done again
   ci/gpu-proof --list     which there are, and which are done; needs no GPU
+  ci/gpu-proof report     the verdict and the figures of what is done; needs no GPU
   ci/gpu-proof speed      decode throughput over context and batch, one server at a time"""
 
 
@@ -41,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     parsed = _Parser(prog="ci/gpu-proof", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parsed.add_argument("what", nargs="?", choices=["answers", "speed"], default="answers")
+    parsed.add_argument("what", nargs="?", choices=["answers", "report", "speed"], default="answers")
     parsed.add_argument("--only", help="configurations whose name holds one of these words, as eagle4,h20")
     parsed.add_argument("--minutes", type=float, default=9.0, help="after these no server is started (default: 9)")
     parsed.add_argument("--side-by-side", type=int, help=f"servers at once (default: one for each {GIB_A_SERVER} GiB)")
@@ -65,12 +66,14 @@ def main(argv: list[str]) -> int:
         given = [flag for flag in ("--only", "--side-by-side", "--longest") if vars(asked)[flag[2:].replace("-", "_")]]
         if given:
             raise UsageError("speed always measures the same servers", " ".join(given), "leave that out")
-    folder = asked.results or ROOT / "build" / "proof" / asked.what
+    folder = asked.results or ROOT / "build" / "proof" / ("speed" if asked.what == "speed" else "answers")
     if asked.list and asked.what == "speed":
         print("\n".join(f"{mode}-{layers}" for mode, layers in speed.SERVERS))
         return 0
     if asked.list:
         return listed(_chosen((*STARTS, *TWO_RANKS), asked.only), folder)
+    if asked.what == "report":
+        return report(folder, _chosen((*STARTS, *TWO_RANKS), asked.only))
     return served(asked, folder)
 
 
@@ -90,7 +93,11 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     from kdtree_verify.library import load
 
     begun = time.monotonic()
-    longest = asked.longest or LONGEST
+    requests = dialogue.requests(asked.longest or LONGEST)
+    if asked.what == "speed":
+        questions = questions_of([cell.request(speed.TOKENS) for cell in speed.CELLS], (speed.WIDTH, speed.START))
+    else:
+        questions = questions_of(requests, answers.SIZE)
     if not torch.cuda.is_available():
         raise DeviceError("no GPU to serve on", "torch sees none", "set PYTHON to one with a CUDA torch")
     try:
@@ -105,7 +112,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     identity = Identity(
         kernel=library.description.source_hash,
         patch=hash_of(ROOT / "patch" / "src"),
-        questions=f"{hash_of(*QUESTIONS)}-{longest}",
+        questions=questions,
         sglang=sglang,
         card=cards[0].name,
     )
@@ -116,7 +123,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
     starts = _chosen((*STARTS, *(TWO_RANKS if len(cards) > 1 else ())), asked.only)
     gib = min(card.total_memory for card in cards) / 2**30
     side_by_side = asked.side_by_side or max(1, int(gib) // GIB_A_SERVER)
-    servers = answers.Servers(results, folder.parent / "models", dialogue.requests(longest), len(cards))
+    servers = answers.Servers(results, folder.parent / "models", requests, len(cards))
     servers.run(answers.jobs(starts), side_by_side, deadline)
     return verdict(results, starts)
 
@@ -146,11 +153,19 @@ def timed(folder: Path, identity: Identity, deadline: float) -> int:
     return 0 if left == 0 else 1
 
 
+def report(folder: Path, starts: Sequence[Start]) -> int:
+    """The verdict on what was brought here from where it ran."""
+    results = Results(folder, identity_in(folder))
+    begun = [start for start in starts if any(results.document(start, mode) for mode in start.modes)]
+    return verdict(results, begun)
+
+
 def verdict(results: Results, starts: Sequence[Start]) -> int:
     """Tells and keeps what each configuration's servers did; 1 where one is wrong or not run."""
-    found = answers.verdicts(results, starts)
-    document = {"identity": asdict(results.identity), "failures": found}
+    found, figures = answers.verdicts(results, starts), summary.gathered(results, starts)
+    document = {"identity": asdict(results.identity), "failures": found, "figures": figures}
     (results.folder / "verdicts.json").write_text(json.dumps(document, indent=1) + "\n")
+    print("\n".join(summary.table(figures)))
     for name, wrong in found.items():
         print("\n       ".join([f"{'wrong' if wrong else 'ok   '}  {name}", *wrong]))
     right = sum(not wrong for wrong in found.values())

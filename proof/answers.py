@@ -13,11 +13,11 @@ from typing import Any
 
 from demo import model as maker
 
-from . import dialogue, verdict
+from . import dialogue, exact, verdict
 from .launches import GpuLaunch
 from .results import Results
 from .server import Ended, Launch, started
-from .starts import AGAIN, Start
+from .starts import AGAIN, EXACT, Start
 
 SIZE = maker.Size(layers=3, hidden=2048, q_rank=768, dense=1024, sharpness=5.0)
 """The models but for their heads and context: DeepSeek-V2-Lite's width, sharp enough that a head looks at a few of 64K
@@ -37,7 +37,7 @@ class Job:
     @property
     def verify(self) -> str:
         """KDTREE_VERIFY."""
-        return "off" if self.mode == AGAIN else self.mode
+        return "off" if self.mode in (AGAIN, EXACT) else self.mode
 
 
 def jobs(starts: Sequence[Start]) -> list[Job]:
@@ -50,7 +50,10 @@ LaunchOf = Callable[[Job, Path, Path, tuple[int, ...], int], Launch]
 
 
 def on_gpu(job: Job, model: Path, folder: Path, gpus: tuple[int, ...], context: int) -> Launch:
-    return GpuLaunch(job.start, job.verify, model, folder, gpus, context)
+    if job.mode != EXACT:
+        return GpuLaunch(job.start, job.verify, model, folder, gpus, context)
+    eager = replace(job.start, graphs=False)
+    return GpuLaunch(eager, job.verify, model, folder, gpus, context, environment=exact.environment(folder / "plugin"))
 
 
 class Servers:

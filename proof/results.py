@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .dialogue import Answer
+from kdtree_verify.errors import UsageError
+
+from .dialogue import Answer, Request
 from .starts import Start
 from .verdict import Run
 
 HERE = Path(__file__).resolve().parent
-QUESTIONS = [
-    *(HERE / name for name in ("answers.py", "dialogue.py", "launches.py", "starts.py")),
-    *(HERE.parent / "ci" / "demo" / name for name in ("model.py", "conversation.py")),
-]
-"""Who is asked what, how the server is started, and how an answer is read; not how it is judged, which is done anew."""
+OF_SERVERS = [HERE / "launches.py", *(HERE.parent / "ci" / "demo" / name for name in ("model.py", "conversation.py"))]
+"""How a server is started and who it serves, and how an answer is read. A configuration's flags are kept beside it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Identity:
     Attributes:
         kernel: The CUDA library's source hash.
         patch: A hash of the patch's sources.
-        questions: A hash of what is asked and of whom: QUESTIONS and the longest prompt.
+        questions: A hash of what is asked and of whom (questions_of).
         sglang: Its version.
         card: The GPU's name.
     """
@@ -47,6 +47,27 @@ def hash_of(*paths: Path) -> str:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def questions_of(asked: Sequence[Request], model: object) -> str:
+    """A hash of the requests, of the model (its printed form) and of OF_SERVERS."""
+    bodies = json.dumps([request.body() for request in asked])
+    digest = hashlib.sha256(f"{bodies}\0{model}\0{hash_of(*OF_SERVERS)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def identity_in(folder: Path) -> Identity:
+    """That of the newest file of a folder of results.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for path in sorted(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            return Identity(**json.loads(path.read_text())["identity"])
+        except (KeyError, TypeError, ValueError):
+            continue
+    raise UsageError("no results to report on", f"{folder} holds none", "run ci/gpu-proof first, or name --results")
 
 
 class Results:
@@ -75,7 +96,8 @@ class Results:
             document: dict[str, Any] = json.loads(self.path(start, mode).read_text())
         except (OSError, ValueError):
             return None
-        return document if document.get("identity") == asdict(self.identity) else None
+        same = document.get("identity") == asdict(self.identity) and document.get("start") == asdict(start)
+        return document if same else None
 
     def run(self, start: Start, mode: str) -> Run | None:
         """What the server said; None where it has not, or failed."""

@@ -21,6 +21,9 @@ GRAPHS = (True, False)
 
 MODES = ("off", "validate", "on")
 AGAIN = "off-again"
+"""Stock once more."""
+EXACT = "exact"
+"""Stock, but its verify attention in float32 (proof/exact.py)."""
 
 GRAPH_BATCH = 4
 MAX_REQUESTS = 2 * GRAPH_BATCH
@@ -57,8 +60,12 @@ class Start:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Of its servers; the last of four is stock again."""
-        return (*MODES, AGAIN) if self.twice else MODES
+        """Of its servers: with an fp8 cache also one that tells whether stock or the kernel rounds."""
+        return (*MODES, *([AGAIN] if self.twice else []), *([EXACT] if self.fp8 else []))
+
+    @property
+    def fp8(self) -> bool:
+        return self.kv_dtype.startswith("fp8")
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,12 +12,16 @@ from typing import Any
 
 import pytest
 
+import proof_samples
 from proof import __main__ as command
 from proof import speed
-from proof.results import Identity
+from proof.results import Identity, Results
 from proof.server import Ended
+from proof.starts import STARTS, Start
+from proof.verdict import Run
 
 ROOT = Path(__file__).parents[2]
+IDENTITY = Identity("kernel", "patch", "questions", "0.0", "no card")
 
 
 def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +60,37 @@ def test_the_servers_are_listed_without_a_gpu(tmp_path: Path) -> None:
     assert {line.split("  ")[0] for line in done.stdout.splitlines()} == {"to do"}
 
 
+def kept(folder: Path, start: Start, mode: str, run: Run) -> None:
+    answers = [answer.as_json() for answer in run.answers]
+    Results(folder, IDENTITY).save(start, mode, {"answers": answers, "ranks": run.ranks})
+
+
+def test_a_report_judges_what_is_there(tmp_path: Path) -> None:
+    start = STARTS[0]
+    for mode in start.modes:
+        kept(tmp_path, start, mode, proof_samples.run(mode))
+    done = proof("report", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert f"ok     {start.name}" in done.stdout
+    assert (
+        f"| {start.name} | 0 of 2; noise 0.00 | 0 of 2; noise 0.00 |  |  | 2.000 / 2.000 | 9 | 0.002 |" in done.stdout
+    )
+    other = proof_samples.answer("alone-16/0", tokens=(5, 6, 7, 8, 9, 11))
+    kept(tmp_path, start, "on", proof_samples.run("on", [other, proof_samples.answer("batch-3/1")]))
+    done = proof("report", "--results", str(tmp_path))
+    assert done.returncode == 1
+    assert "on: token 5 of alone-16/0 is not off's, which led by 1.000" in done.stdout
+    assert "1 of 2, led by 1.00" in done.stdout
+    figures = json.loads((tmp_path / "verdicts.json").read_text())["figures"][start.name]
+    assert figures["parting"]["on from off"]["greatest_lead"] == 1.0
+
+
+def test_nothing_is_no_report(tmp_path: Path) -> None:
+    done = proof("report", "--results", str(tmp_path))
+    assert done.returncode == 64
+    assert f"{tmp_path} holds none" in done.stderr
+
+
 def test_speeds_servers_are_its_own() -> None:
     done = proof("speed", "--list")
     assert done.returncode == 0
@@ -71,8 +107,7 @@ def test_a_server_that_fails_is_told_and_the_others_are_measured(
 
     monkeypatch.setattr(speed, "measure", measure)
     monkeypatch.setattr(speed, "table", lambda times: [])
-    identity = Identity("kernel", "patch", "questions", "0.0", "no card")
-    assert command.timed(tmp_path, identity, time.monotonic() + 60) == 1
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 1
     told = capsys.readouterr()
     assert f"on-2: status 70; its log is in {tmp_path}\n" in told.err
     left = sum(len(speed.cells_of(layers)) for mode, layers in speed.SERVERS if mode == "on")

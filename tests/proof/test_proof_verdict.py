@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proof import verdict
-from proof.starts import AGAIN
+from proof.starts import AGAIN, EXACT
 from proof_samples import START, TOKENS, answer, rank, run, runs
 
 OTHER = (5, 6, 99, 8, 9, 10)
@@ -37,11 +37,25 @@ def test_another_token_is_wrong_but_for_a_near_tie(mode: str, prompt: str, margi
     assert found == ([f"{mode}: token 2 of {prompt} is not off's, which led by {margin:.3f}"] if wrong else [])
 
 
-def test_stocks_own_rounding_of_fp8_allows_more() -> None:
+@pytest.mark.parametrize(("margin", "wrong"), [(0.4, False), (0.6, True)])
+def test_with_an_fp8_cache_on_is_held_against_float32_and_not_against_stock(margin: float, wrong: bool) -> None:
     start = replace(START, kv_dtype="fp8_e4m3")
-    off = run("off", [answer("alone-16/0", margin=0.4)])
-    on = run("on", [answer("alone-16/0", tokens=OTHER)])
-    assert verdict.failures(start, runs(off=off, on=on, validate=run("validate", [answer("alone-16/0")]))) == []
+    stock = [answer("alone-16/0", tokens=OTHER, margin=2.0)]  # which rounds Q and P
+    exact = run("off", [answer("alone-16/0", margin=margin)])
+    others = {"off": run("off", stock), "validate": run("validate", stock), EXACT: exact}
+    assert verdict.failures(start, {**others, "on": run("on", [answer("alone-16/0")])}) == []
+    third = (5, 6, 7, 11, 9, 10)
+    found = verdict.failures(start, {**others, "on": run("on", [answer("alone-16/0", tokens=third)])})
+    assert found == (["on: token 3 of alone-16/0 is not exact's, which led by 0.600"] if wrong else [])
+
+
+def test_stock_that_parts_from_itself_is_told() -> None:
+    off, again = (run("off", [answer("alone-16/0", tokens=tokens)]) for tokens in (TOKENS, OTHER))
+    found = verdict.failures(
+        replace(START, twice=True),
+        {"off": off, AGAIN: again, "validate": run("validate", off.answers), "on": run("on", off.answers)},
+    )
+    assert "off-again: token 2 of alone-16/0 is not off's, which led by 1.000" in found
 
 
 def layers(**changes: Any) -> dict[str, Any]:

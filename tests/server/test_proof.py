@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from demo import model as maker
-from proof import answers, dialogue
+from demo.verdict import differences
+from proof import answers, dialogue, exact
 from proof.answers import Job, Servers
 from proof.dialogue import Request
 from proof.results import Identity, Results
-from proof.server import Launch
+from proof.server import Launch, started
 from proof.starts import Start
 from serving import NGRAM
 from serving import Launch as CpuLaunch
@@ -71,6 +72,18 @@ def test_what_is_done_is_not_done_again(folder: Path) -> None:
     before = results.path(START, "on").stat().st_mtime_ns
     runner.run(answers.jobs([START]), 1, time.monotonic() + 600)
     assert results.path(START, "on").stat().st_mtime_ns == before
+
+
+def test_a_server_that_attends_in_float32_answers_as_stock_does(folder: Path, tmp_path: Path) -> None:
+    _, results = servers(folder)
+    off = results.run(START, "off")
+    assert off is not None
+    model = next((folder / "models").iterdir())
+    launch = CpuLaunch(model, tmp_path / "server", "off", NGRAM, environment=exact.environment(tmp_path))
+    with started(launch) as server:
+        server.wait_ready()
+        assert all(d.near_tie for d in differences(off.answers, dialogue.hold(server.url, ASKED)))
+        assert "proof: verify calls are answered in float32" in server.log()
 
 
 def test_answers_of_another_kernel_do_not_count(folder: Path) -> None:
