@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+DESCRIPTION = "image.json"
 VENV = "/opt/sglang"
 COPIED = ("/usr/bin", "/usr/local/bin")
 ETC = (
@@ -97,7 +98,7 @@ class Layers:
 
     @staticmethod
     def read(folder: Path) -> Layers:
-        document = json.loads((folder / "image.json").read_text())
+        document = json.loads((folder / DESCRIPTION).read_text())
         return Layers(folder, document["config"], document["base"])
 
     @property

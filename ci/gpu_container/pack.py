@@ -20,13 +20,13 @@ from engine_debs import Debs
 from engine_private import PACKAGES
 
 from . import packs
+from .base import DESCRIPTION
 from .errors import ContainerError
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "gpu-container"
 ENGINE, IMAGE = BUILD / "engine.tar.xz", BUILD / "image.tar.xz"
 TAG = "kdtree:gpu-container"
-DESCRIPTION = "image.json"
 
 PROGRAMS = (
     *("usr/sbin/dockerd", "usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/sbin/runc", "usr/bin/docker"),
@@ -63,24 +63,28 @@ def pack_image(archs: str) -> None:
     if subprocess.run(build, check=False).returncode != 0:
         raise ContainerError("the image was not built; the lines above say why")
     report = json.loads((ROOT / "build" / "image.json").read_text())
-    base = _inspect(report["base"])
     with tempfile.TemporaryDirectory() as folder:
-        blobs, whole = Path(folder, "blobs"), Path(folder, "image")
-        blobs.mkdir()
-        config, layers = _saved(report["id"], blobs)
-        inherited = len(base["RootFS"]["Layers"])
-        if config["rootfs"]["diff_ids"][:inherited] != base["RootFS"]["Layers"]:
-            raise ContainerError(f"{TAG} does not stand on {report['base']}")
-        (whole / "layers").mkdir(parents=True)
-        for number, blob in enumerate(layers[inherited:]):
-            content = _uncompressed(blobs, blob)
+        take_layers(report["id"], report["base"], Path(folder))
+        packs.write(Path(folder), IMAGE)
+
+
+def take_layers(image: str, base: str, folder: Path) -> None:
+    """Writes what `image` adds to `base` into the folder: DESCRIPTION and layers/. Raises ContainerError."""
+    below = _inspect(base)
+    inherited = len(below["RootFS"]["Layers"])
+    (folder / "layers").mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as saved:
+        config, layers = _saved(image, Path(saved))
+        if config["rootfs"]["diff_ids"][:inherited] != below["RootFS"]["Layers"]:
+            raise ContainerError(f"{image} does not stand on {base}")
+        for number, descriptor in enumerate(layers[inherited:]):
+            content = _uncompressed(Path(saved), descriptor)
             digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
             if digest != config["rootfs"]["diff_ids"][inherited + number]:
                 raise ContainerError(f"layer {number} is not what the image says: {digest}")
-            (whole / "layers" / f"{number:02}.tar").write_bytes(content)
-        described = {"config": config, "base": {"layers": inherited, "config": base["Config"]}}
-        (whole / DESCRIPTION).write_text(json.dumps(described, indent=1))
-        packs.write(whole, IMAGE)
+            (folder / "layers" / f"{number:02}.tar").write_bytes(content)
+    described = {"config": config, "base": {"layers": inherited, "config": below["Config"]}}
+    (folder / DESCRIPTION).write_text(json.dumps(described, indent=1))
 
 
 def _inspect(image: str) -> dict[str, Any]:

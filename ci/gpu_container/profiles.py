@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import gpus
@@ -79,17 +80,22 @@ class Profile:
 
 def on_gpus() -> Profile:
     """This machine's GPUs. Raises Unavailable."""
+    if find_spec("pynvml") is None:
+        found = f"{sys.executable} has no pynvml"
+        raise Unavailable(
+            f"the GPUs cannot be asked: {found}. Fix: set PYTHON to one with a CUDA torch and nvidia-ml-py"
+        )
     try:
-        found = gpus.survey(os.environ)
-        gpus.check_driver(found.driver)
+        seen = gpus.survey(os.environ)
+        gpus.check_driver(seen.driver)
     except Refusal as refusal:
         raise Unavailable(str(refusal).removeprefix("kdtree: ")) from refusal
-    if not found.gpus:
+    if not seen.gpus:
         raise Unavailable("no GPU: NVML lists none. Fix: run it on a machine with one, or --rehearse")
-    others = [gpu.capability for gpu in found.gpus if gpu.capability != PRODUCT_CC]
+    others = [gpu.capability for gpu in seen.gpus if gpu.capability != PRODUCT_CC]
     return Profile(
         name="GPU",
-        card=f"{'; '.join(map(str, found.gpus))}; driver {found.driver}",
+        card=f"{'; '.join(map(str, seen.gpus))}; driver {seen.driver}",
         capability=others[0] if others else "",
         nodes=gpu_nodes(),
         start=Start(8, 16, "NGRAM", 4),
@@ -97,7 +103,7 @@ def on_gpus() -> Profile:
         # SGLang keeps this share of the whole card free of its pool, its neighbours' memory included.
         arguments=("--mem-fraction-static", "0.6"),
         refused=f"needs compute capability {PRODUCT_CC} on every GPU" if others else "",
-        checked=f"compute capability {found.gpus[0].capability}",
+        checked=f"compute capability {seen.gpus[0].capability}",
         captured="Capture target verify CUDA graph end",
         ready_seconds=180.0,
         bundled=True,

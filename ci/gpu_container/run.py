@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import base, pack, packs, profiles
 from .containers import Docker
 from .engine import CarriedEngine, write_specification
-from .errors import EXIT_FAILED, EXIT_USAGE, ContainerError, Unavailable
+from .errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Unavailable
 from .profiles import Profile
 from .scenario import Scenario
 from .steps import Record
@@ -39,15 +39,17 @@ def main(asked: argparse.Namespace) -> int:
     profile = profiles.on_cpu() if asked.rehearse else profiles.on_gpus()
     record = Record(asked.results)
     engine = CarriedEngine(asked.engine, asked.work, asked.work / "cdi")
+    interrupted = False
     with own_folder(asked.work):
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, out_of_time)
         signal.alarm(asked.seconds)
         try:
             engine.stop()  # what a killed run may have left
             play(record, engine, profile)
-        except KeyboardInterrupt:
-            with record.step("all of it", f"done within {asked.seconds} s"):
-                raise ContainerError("interrupted, or out of time") from None
+        except KeyboardInterrupt as interrupt:
+            interrupted = not isinstance(interrupt, OutOfTime)
+            with record.step("all of it", f"done within {asked.seconds} s, uninterrupted") as step:
+                step.check(False, "interrupted" if interrupted else "out of time")
         finally:
             for number in ENDING:
                 signal.signal(number, signal.SIG_IGN)
@@ -55,7 +57,17 @@ def main(asked: argparse.Namespace) -> int:
             path = record.write()
     print(record.summary())
     print(f"{path}{'' if record.ok else f'; logs in {record.logs}'}")
+    if interrupted:
+        return EXIT_INTERRUPTED
     return 0 if record.ok else EXIT_FAILED
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The time for all of it is over."""
+
+
+def out_of_time(_number: int, _frame: object) -> NoReturn:
+    raise OutOfTime
 
 
 def check(engine: Path) -> None:

@@ -189,7 +189,7 @@ class Scenario:
         """compose.yaml with its CDI overlay, in validate."""
         port = free_port()
         override = self.work / "override.yaml"
-        override.write_text(self._override())
+        override.write_text(self.override())
         settings = {
             "KDTREE_IMAGE": self.docker.image,
             "KDTREE_MODELS": str(self.work / "models"),
@@ -232,7 +232,7 @@ class Scenario:
             wrong = [line for line in verdict.failures(self.profile.start, runs) if line.startswith("validate")]
             step.check(not wrong, "; ".join(wrong) or "as expected")
 
-    def _override(self) -> str:
+    def override(self) -> str:
         """What compose.yaml needs on this machine: the base's folders, the host's network, limits that it may set."""
         volumes = [f"{mount}:{mount}:ro" for mount in self.docker.mounts]
         lines = ["services:", "  server:", "    network_mode: host", "    ports: !reset []"]
