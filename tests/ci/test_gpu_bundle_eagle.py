@@ -81,32 +81,99 @@ def test_a_mask_of_bits_is_refused() -> None:
         sgl_kernel.build_tree_kernel_efficient(empty, empty, empty[0], *[empty] * 5, 1, 1, 2, BITS)
 
 
-@pytest.mark.parametrize(("tokens", "topk", "experts", "block"), [(1, 2, 8, 16), (7, 3, 4, 4), (40, 2, 8, 16)])
-def test_slots_are_sorted_by_expert_in_whole_blocks(tokens: int, topk: int, experts: int, block: int) -> None:
-    draw = random.Random(tokens)
-    ids = [draw.randrange(-1, experts) for _ in range(tokens * topk)]
-    room = len(ids) + (experts + 1) * (block - 1)
-    slots, owners = torch.zeros(room, dtype=torch.int32), torch.zeros(-(-room // block), dtype=torch.int32)
-    total, unused = torch.zeros(1, dtype=torch.int32), torch.zeros(experts + 2, dtype=torch.int32)
-    topk_ids = torch.tensor(ids, dtype=torch.int32).view(tokens, topk)
-    sgl_kernel.moe_align_block_size(topk_ids, experts + 1, block, slots, owners, total, unused, True)
-    want: list[int] = []
-    blocks: list[int] = []
-    for expert in range(-1, experts):
-        own = [slot for slot, of in enumerate(ids) if of == expert]
-        own += [len(ids)] * (-len(own) % block)
-        want += own
-        blocks += [expert] * (len(own) // block)
-    assert total.item() == len(want)
-    assert slots.tolist() == want + [len(ids)] * (room - len(want))
-    assert owners.tolist() == blocks + [-1] * (len(owners) - len(blocks))
+class Experts:
+    """A layer of random experts and what SGLang hands to it; the first token has one that is not here."""
+
+    def __init__(self, tokens: int = 9, of_a_token: int = 2, experts: int = 4, hidden: int = 24, width: int = 16):
+        generator = torch.Generator().manual_seed(tokens)
+        self.x, self.w13, self.w2 = (
+            torch.randn(*shape, generator=generator).bfloat16()
+            for shape in ((tokens, hidden), (experts, 2 * width, hidden), (experts, hidden, width))
+        )
+        self.weights = torch.rand(tokens, of_a_token, generator=generator)
+        self.ids = torch.stack([torch.randperm(experts, generator=generator)[:of_a_token] for _ in range(tokens)])
+        self.ids[0, 0] = -1
+
+    def want(self) -> torch.Tensor:
+        out = torch.zeros(self.x.shape, dtype=torch.float64)
+        for token, (own, weights) in enumerate(zip(self.ids.tolist(), self.weights.double(), strict=True)):
+            for expert, weight in zip(own, weights, strict=True):
+                if expert >= 0:
+                    gate, up = (self.w13[expert].double() @ self.x[token].double()).chunk(2)
+                    out[token] += weight * (self.w2[expert].double() @ (gate * gate.sigmoid() * up))
+        return out
 
 
-def test_experts_are_summed_and_scaled() -> None:
-    parts = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    out = torch.empty(5, 8, dtype=torch.bfloat16)
-    sgl_kernel.moe_sum_reduce(parts, out, 2.5)
-    torch.testing.assert_close(out.double(), parts.double().sum(1) * 2.5, rtol=2**-7, atol=2**-7)
+@pytest.mark.parametrize(("tokens", "of_a_token", "experts"), [(1, 1, 1), (9, 2, 4), (40, 8, 8)])
+def test_each_token_is_the_weighted_sum_of_its_experts(tokens: int, of_a_token: int, experts: int) -> None:
+    case = Experts(tokens, of_a_token, experts)
+    out = sglang_gpu_box.experts(case.x, case.w13, case.w2, case.weights, case.ids.int())
+    assert out.dtype == case.x.dtype
+    scale = float(case.want().abs().max()) if case.want().any() else 1.0
+    torch.testing.assert_close(out.double(), case.want(), rtol=2**-6, atol=scale * 2**-6)
+
+
+def layer_of(case: Experts, **fields: object) -> SimpleNamespace:
+    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
+
+    return SimpleNamespace(
+        moe_runner_config=MoeRunnerConfig(**fields),
+        num_experts=len(case.w13),
+        w13_weight=case.w13,
+        w2_weight=case.w2,
+    )
+
+
+@pytest.mark.parametrize("scale", [None, 2.5])
+def test_sglangs_method_answers_as_its_own_torch_version(scale: float | None) -> None:
+    from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
+
+    case = Experts()
+    case.ids[0, 0] = 3 - case.ids[0, 1]  # SGLang's takes no expert that is not here
+    layer = layer_of(case, routed_scaling_factor=scale)
+    topk = (case.weights, case.ids, None)
+    method = SimpleNamespace(with_bias=False, w13_swiglu_interleaved=False)
+    dispatched = SimpleNamespace(hidden_states=case.x, topk_output=topk)
+    got = sglang_gpu_box.forward_experts(method, layer=layer, dispatch_output=dispatched).hidden_states
+    # Its Triton kernels scale by the factor, its torch version does not.
+    scaled = (case.weights * (scale or 1), case.ids, None)
+    torch.testing.assert_close(got, moe_forward_native(layer, case.x, scaled, layer.moe_runner_config))
+
+
+@pytest.mark.parametrize(
+    ("of_the_layer", "of_the_method"),
+    [
+        ({"activation": "gelu"}, {}),
+        ({"is_gated": False}, {}),
+        ({"swiglu_limit": 7.0}, {}),
+        ({"gemm1_alpha": 1.7}, {}),
+        ({"no_combine": True}, {}),
+        ({"apply_router_weight_on_input": True}, {}),
+        ({}, {"with_bias": True}),
+        ({}, {"w13_swiglu_interleaved": True}),
+    ],
+)
+def test_experts_of_another_kind_are_left_to_sglang(of_the_layer: dict, of_the_method: dict) -> None:
+    case = Experts()
+    method = SimpleNamespace(**{"with_bias": False, "w13_swiglu_interleaved": False, **of_the_method})
+    dispatched = SimpleNamespace(hidden_states=case.x, topk_output=(case.weights, case.ids, None))
+    with pytest.raises(NotImplementedError, match="of another kind"):
+        sglang_gpu_box.forward_experts(method, layer_of(case, **of_the_layer), dispatched)
+
+
+def test_a_forced_torch_backend_calls_what_the_plugin_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.kernels import fused_op
+    from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+
+    monkeypatch.setattr(fused_op, "_forced_backend", fused_op.KernelBackend.TORCH)
+    monkeypatch.setattr(UnquantizedFusedMoEMethod, "forward_native", sglang_gpu_box.forward_experts)
+    case = Experts()
+    method = UnquantizedFusedMoEMethod.__new__(UnquantizedFusedMoEMethod)  # its constructor asks the server's arguments
+    torch.nn.Module.__init__(method)
+    method.with_bias = method.w13_swiglu_interleaved = False
+    dispatched = SimpleNamespace(hidden_states=case.x, topk_output=(case.weights, case.ids, None))
+    got = method.apply(layer=layer_of(case), dispatch_output=dispatched).hidden_states
+    assert torch.equal(got, sglang_gpu_box.experts(case.x, case.w13, case.w2, case.weights, case.ids))
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -114,10 +181,12 @@ def test_the_plugin_puts_the_stand_in_where_flashinfer_would_be(gpu: bool, monke
     renorm = SimpleNamespace(
         top_k_renorm_prob=SimpleNamespace(_module=None), top_p_renorm_prob=SimpleNamespace(_module=None)
     )
+    method = SimpleNamespace(forward_native=None)
     modules = {
         "sgl_kernel.speculative": sgl_kernel.speculative,
         "sglang.kernels.ops.speculative.sampling": SimpleNamespace(_jit_sampling_module=None),
         "sglang.kernels.ops.sampling.renorm": renorm,
+        "sglang.srt.layers.quantization.unquant": SimpleNamespace(UnquantizedFusedMoEMethod=method),
     }
     monkeypatch.setattr(sglang_gpu_box.importlib, "import_module", modules.__getitem__)
     monkeypatch.setattr(sglang_gpu_box.importlib.util, "find_spec", lambda name: None)
@@ -128,6 +197,8 @@ def test_the_plugin_puts_the_stand_in_where_flashinfer_would_be(gpu: bool, monke
         assert compiled(4, True).sample is sgl_kernel.tree_speculative_sampling_target_only
         assert renorm.top_k_renorm_prob._module is sgl_kernel.top_k_renorm_prob
         assert renorm.top_p_renorm_prob._module is sgl_kernel.top_p_renorm_prob
+        assert method.forward_native is sglang_gpu_box.forward_experts
     else:
         assert compiled is None
         assert renorm.top_k_renorm_prob._module is None
+        assert method.forward_native is None

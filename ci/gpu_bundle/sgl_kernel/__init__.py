@@ -2,7 +2,7 @@
 
 SGLang imports many operators of it by name and calls few: those that a dense bf16 model may call are here, in
 torch; any other can be imported, and raises when it is called. Nothing here asks the GPU for a value, so all of it
-can be captured into a CUDA graph. The tree helpers are in speculative.py, those of experts in moe.py.
+can be captured into a CUDA graph. The tree helpers are in speculative.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .moe import moe_align_block_size, moe_sum_reduce
 from .speculative import (
     build_tree_kernel_efficient,
     reconstruct_indices_from_tree_mask,
@@ -37,8 +36,6 @@ __all__ = [
     "gemma_rmsnorm",
     "is_arch_support_pdl",
     "merge_state_v2",
-    "moe_align_block_size",
-    "moe_sum_reduce",
     "reconstruct_indices_from_tree_mask",
     "rmsnorm",
     "silu_and_mul",

@@ -152,18 +152,24 @@ def tree_speculative_sampling_target_only(
 
 def top_k_renorm_prob(probs: Tensor, top_k: Tensor | int) -> Tensor:
     """The k likeliest tokens of each row, and those that tie with the last of them, scaled to sum to 1."""
-    count = torch.as_tensor(top_k, device=probs.device).long().clamp(1, probs.shape[1]).expand(len(probs))
+    count = _of_rows(top_k, probs).long().clamp(1, probs.shape[1])
     least = probs.sort(-1, descending=True).values.gather(1, count[:, None] - 1)
     return _scaled(torch.where(probs >= least, probs, 0.0))
 
 
 def top_p_renorm_prob(probs: Tensor, top_p: Tensor | float) -> Tensor:
     """The fewest likeliest tokens of each row that together reach p, scaled to sum to 1."""
-    reach = torch.as_tensor(top_p, device=probs.device, dtype=probs.dtype).expand(len(probs))
+    reach = _of_rows(top_p, probs).to(probs.dtype)
     ordered, token = probs.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     kept = torch.where(before < reach[:, None], ordered, 0.0)
     return _scaled(torch.zeros_like(probs).scatter_(1, token, kept))
+
+
+def _of_rows(value: Tensor | float, probs: Tensor) -> Tensor:
+    """The value, one a row: a number is filled in on the GPU, not copied to it."""
+    rows = value if isinstance(value, Tensor) else torch.full((1,), value, device=probs.device)
+    return rows.expand(len(probs))
 
 
 def _scaled(probs: Tensor) -> Tensor:
