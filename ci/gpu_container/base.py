@@ -113,7 +113,7 @@ class Layers:
     def labels(self) -> dict[str, str]:
         """The Dockerfile's own."""
         inherited = self.base["config"].get("Labels") or {}
-        return {name: value for name, value in self.config["config"]["Labels"].items() if name not in inherited}
+        return {name: value for name, value in self.config["config"]["Labels"].items() if inherited.get(name) != value}
 
     def on(self, environment: Mapping[str, str]) -> dict[str, Any]:
         """The image's configuration where the base's environment is this one: all else is the Dockerfile's."""

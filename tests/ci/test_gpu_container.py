@@ -202,16 +202,16 @@ def test_the_root_has_a_virtual_environment_of_this_python(tmp_path: Path, monke
 def test_the_configuration_is_the_dockerfiles_on_the_bases_environment(tmp_path: Path) -> None:
     config = {
         "Env": ["PATH=/stand-in", "NVIDIA_DISABLE_REQUIRE=1"],
-        "Labels": {"kdtree.kernel.source-hash": "1", "ai.sglang.build.commit": "2"},
+        "Labels": {"revision": "1", "ai.sglang.build.commit": "2"},
         "Entrypoint": ["/usr/bin/tini"],
         "Healthcheck": {"Test": ["CMD", "kdtree"]},
     }
-    below = {"Env": ["PATH=/stand-in"], "Labels": {"ai.sglang.build.commit": "2"}}
+    below = {"Env": ["PATH=/stand-in"], "Labels": {"revision": "2", "ai.sglang.build.commit": "2"}}
     layers = base.Layers(tmp_path, {"config": config}, {"layers": 1, "config": below})
     assert layers.on({"PATH": "/this"}) == {
         **config,
         "Env": ["PATH=/this", "NVIDIA_DISABLE_REQUIRE=1"],
-        "Labels": {"kdtree.kernel.source-hash": "1"},
+        "Labels": {"revision": "1"},
     }
 
 

@@ -1,6 +1,6 @@
 """ci/gpu-container with an engine: its packs, and the image on a base of this Python, in a carried engine of its own.
 
-The GPU is /dev/null by CDI, and an NVML that tells of an H200. Servers are started by `ci/gpu-container run --rehearse`.
+The GPU is /dev/null by CDI, and an NVML that tells of an H200. `ci/gpu-container run --rehearse` starts servers, too.
 """
 
 from __future__ import annotations
