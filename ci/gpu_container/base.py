@@ -35,9 +35,11 @@ NOT_MOUNTED = {
 }
 FOLDERS = ("dev", "etc", "mnt", "opt", "proc", "root/.cache", "root/.triton", "run", "sys", "usr", "usr/local", "var")
 INHERITED = (
-    *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "TORCH_CUDA_ARCH_LIST"),
+    *("LIBRARY_PATH", "CPATH", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "TORCH_CUDA_ARCH_LIST"),
+    *("TRITON_LIBCUDA_PATH", "TRITON_PTXAS_PATH"),
 )
-"""Of this machine's environment, beside PATH: where its compilers and libraries are."""
+"""Of this machine's environment, beside PATH and LD_LIBRARY_PATH: where its compilers and libraries are."""
+DRIVER_LIBRARIES = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,13 @@ def environment_of(here: Machine, bundle: Mapping[str, str]) -> dict[str, str]:
     """The base's environment: this machine's, and what the bundle asks for."""
     path = f"{VENV}/bin:{here.prefix}/bin:{os.environ.get('PATH', os.defpath)}"
     own = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    # As SGLang's image has them, and the entrypoint of NVIDIA's runtime reads them.
-    nvidia = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    libraries = [text for text in (os.environ.get("LD_LIBRARY_PATH"), DRIVER_LIBRARIES) if text]
+    # As NVIDIA's images have them, on which SGLang's stands.
+    nvidia = {
+        "LD_LIBRARY_PATH": ":".join(libraries),
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
     return {"PATH": path, **own, **nvidia, **bundle}
 
 

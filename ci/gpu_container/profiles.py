@@ -105,7 +105,7 @@ def on_gpus() -> Profile:
         refused=f"needs compute capability {PRODUCT_CC} on every GPU" if others else "",
         checked=f"compute capability {seen.gpus[0].capability}",
         captured="Capture target verify CUDA graph end",
-        ready_seconds=180.0,
+        ready_seconds=240.0,
         bundled=True,
     )
 
