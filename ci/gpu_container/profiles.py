@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -162,8 +161,3 @@ def bundle(folder: Path, installer: Path) -> tuple[dict[str, str], tuple[str, ..
     asked = dict(variable.split("=", 1) for variable in variables.split("\0") if "=" in variable)
     own = {name: value for name, value in asked.items() if name.startswith(("SGLANG_", "HF_"))}
     return own, tuple(flags.rstrip("\0").split("\0"))
-
-
-def as_line(arguments: list[str]) -> str:
-    """Arguments as compose.yaml takes them."""
-    return shlex.join(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from proof.verdict import Run
 from .containers import CACHES, Container, Docker
 from .engine import DEVICE
 from .errors import ContainerError
-from .profiles import Profile, as_line
+from .profiles import Profile
 from .steps import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,7 +195,7 @@ class Scenario:
             "KDTREE_IMAGE": self.docker.image,
             "KDTREE_MODELS": str(self.work / "models"),
             "KDTREE_MODEL": MODEL,
-            "KDTREE_SERVER_ARGS": as_line(self.profile.server(port)),
+            "KDTREE_SERVER_ARGS": shlex.join(self.profile.server(port)),
             "KDTREE_VERIFY": "validate",
             "KDTREE_LOG_INTERVAL": "1",
             "KDTREE_RESTART": "no",
