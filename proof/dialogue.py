@@ -45,8 +45,8 @@ class Request:
 def requests(longest: int) -> tuple[Request, ...]:
     """All lengths up to `longest` alone; batches that fill a captured size, miss one, and exceed the largest."""
     lengths = [n for n in (16, 100, 1000, 4000, 16_000, 64_000) if n <= longest]
-    alone = [Request(f"alone-{n}", (n,), 96) for n in lengths]
-    alone += [Request(f"alone-{r.lengths[0]}-and-on", (r.lengths[0] + 77,), 96, r) for r in alone[2:4]]
+    alone = [Request(f"alone-{n}", (n,), 128) for n in lengths]
+    alone += [Request(f"alone-{r.lengths[0]}-and-on", (r.lengths[0] + 77,), 128, r) for r in alone[2:4]]
     shared = [length for length in (60, 100, 250, 900, 2000, 16_000) if length <= longest]
     batches = [
         Request(f"batch-{size}", tuple(shared[i % len(shared)] + i for i in range(size)), 64)

@@ -16,9 +16,10 @@ from .records import Place
 
 # A compare call that is further from stock than this leaves its bound. Stock itself is 2e-3 from float64 with a bf16
 # pool; with an fp8 pool it casts q and P to the pool's dtype. Its arithmetic over prefixes of 64 to 64K keys, whose
-# scores have a standard deviation of 0.25 to 8, is off by 0.02 to 0.11 (e4m3) and by 0.04 to 0.21 (e5m2).
+# scores have a standard deviation of 0.25 to 8, is off by 0.02 to 0.11 (e4m3) and by 0.04 to 0.21 (e5m2); in servers of
+# models that look at a few keys of 64K, one call of 700 was off by 0.15 and 0.30 (docs/evidence/server-h200.md).
 REL_L2_BOUND = 0.02
-REL_L2_BOUND_FP8_POOL = {torch.float8_e4m3fn: 0.15, torch.float8_e5m2: 0.3}
+REL_L2_BOUND_FP8_POOL = {torch.float8_e4m3fn: 0.2, torch.float8_e5m2: 0.4}
 _Args = TypeVar("_Args", abi.VerifyArgs, abi.CompareArgs)
 
 
