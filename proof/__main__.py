@@ -18,7 +18,6 @@ from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageE
 
 from . import answers, dialogue, speed, summary
 from .results import HERE, Identity, Results, hash_of, identity_in, questions_of
-from .server import Ended
 from .starts import STARTS, TWO_RANKS, Start
 
 ROOT = HERE.parent
@@ -68,7 +67,7 @@ def main(argv: list[str]) -> int:
             raise UsageError("speed always measures the same servers", " ".join(given), "leave that out")
     folder = asked.results or ROOT / "build" / "proof" / ("speed" if asked.what == "speed" else "answers")
     if asked.list and asked.what == "speed":
-        print("\n".join(f"{mode}-{layers}" for mode, layers in speed.SERVERS))
+        print("\n".join(speed.name_of(mode, layers) for mode, layers in speed.SERVERS))
         return 0
     if asked.list:
         return listed(_chosen((*STARTS, *TWO_RANKS), asked.only), folder)
@@ -129,26 +128,22 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
 
 
 def timed(folder: Path, identity: Identity, deadline: float) -> int:
-    """Measures the servers that are not measured yet; 1 where some are left or failed."""
+    """Measures what is not measured yet; 1 where some is left."""
     file = folder / "speed.json"
     document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if document.get("identity") != asdict(identity):
         document = {"identity": asdict(identity), "times": {}}
     folder.mkdir(parents=True, exist_ok=True)
-    for mode, layers in speed.SERVERS:
-        name = f"{mode}-{layers}"
-        if len(document["times"].get(name, {})) == len(speed.cells_of(layers)) or time.monotonic() > deadline:
-            continue
-        try:
-            document["times"][name] = speed.measure(mode, layers, folder, deadline)
-        except (Ended, OSError, ValueError) as error:
-            print(f"{name}: {str(error).splitlines()[0]}; its log is in {folder}", file=sys.stderr, flush=True)
-            continue
+
+    def save() -> None:
         document["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"{name}: {len(document['times'][name])} cells", file=sys.stderr, flush=True)
+        part = file.with_name(file.name + ".part")
+        part.write_text(json.dumps(document, indent=1) + "\n")
+        os.replace(part, file)
+
+    speed.run(document["times"], folder, deadline, save)
     print("\n".join(speed.table(document["times"])))
-    left = sum(len(speed.cells_of(n)) - len(document["times"].get(f"{mode}-{n}", {})) for mode, n in speed.SERVERS)
+    left = len(speed.left(document["times"]))
     print(f"{left} cells left; {file}")
     return 0 if left == 0 else 1
 

@@ -1,6 +1,6 @@
 """Speed: decode tokens a second and time of a verify step, off against on and validate, by context and batch.
 
-One server at a time, nothing else on the GPU. A cell is a batch of prompts of one length; what is timed begins when
+One server is asked at a time, the others wait. A cell is a batch of prompts of one length; what is timed begins when
 each of them has its first token and ends when the first of them is done, so that the whole batch decodes all along.
 Steps are tokens by SGLang's accept length.
 """
@@ -8,8 +8,10 @@ Steps are tokens by SGLang's accept length.
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from demo import model as maker
 
 from . import dialogue
 from .launches import GpuLaunch
-from .server import started
+from .server import Ended, Server, started
 from .starts import Start
 
 CONTEXTS = (1024, 8192, 32_768, 65_536)
@@ -126,21 +128,67 @@ def cells_of(layers: int) -> tuple[Cell, ...]:
     return CELLS if layers == LAYERS[0] else tuple(cell for cell in CELLS if cell.batch == 1)
 
 
-def measure(mode: str, layers: int, folder: Path, deadline: float) -> dict[str, Any]:
-    """One server's cells by name; none begins after `deadline`, of time.monotonic(). Raises as proof.server does."""
+def name_of(mode: str, layers: int) -> str:
+    return f"{mode}-{layers}"
+
+
+def left(times: Times) -> list[tuple[str, Cell]]:
+    """Servers' names and the cells of theirs that are not measured, in order."""
+    return [
+        (name, cell)
+        for mode, layers in SERVERS
+        for cell in cells_of(layers)
+        if cell.name not in times.get(name := name_of(mode, layers), {})
+    ]
+
+
+def run(times: dict[str, dict[str, Any]], folder: Path, deadline: float, save: Callable[[], None]) -> None:
+    """Measures what is left, into `times`; `save()` is called after each cell.
+
+    All servers come up side by side, which takes as long as one, and wait for their turns. One that does not come up,
+    or whose cell cannot be timed, is told on stderr and left out.
+
+    Args:
+        times: By server and cell: a Timed's fields.
+        folder: For models, and for the servers' logs and state files.
+        deadline: Of time.monotonic(): no cell begins after it.
+        save: Keeps `times`.
+    """
+    todo = left(times)
+    with ExitStack() as stack:
+        up = {}
+        for mode, layers in SERVERS:
+            name = name_of(mode, layers)
+            if any(name == of for of, _ in todo):
+                up[name] = stack.enter_context(started(_launch(mode, layers, folder)))
+        for name in list(up):
+            with _told(name, folder, up):
+                up[name].wait_ready()
+        for name, cell in todo:
+            if time.monotonic() > deadline:
+                return
+            if name in up:
+                with _told(name, folder, up):
+                    times.setdefault(name, {})[cell.name] = asdict(time_cell(up[name].url, cell))
+                    save()
+
+
+def _launch(mode: str, layers: int, folder: Path) -> GpuLaunch:
     model, cells = folder / f"model-{layers}", cells_of(layers)
     maker.write_once(model, replace(WIDTH, layers=layers))
     pool = max(cell.context * cell.batch for cell in cells) + max(BATCHES) * 1024
-    own = folder / f"server-{mode}-{layers}"
-    launch = GpuLaunch(START, mode, model, own, context=max(CONTEXTS) + 1024, pool_tokens=pool)
-    found: dict[str, Any] = {}
-    with started(launch) as server:
-        server.wait_ready()
-        for cell in cells:
-            if time.monotonic() > deadline:
-                break
-            found[cell.name] = asdict(time_cell(server.url, cell))
-    return found
+    own = folder / f"server-{name_of(mode, layers)}"
+    return GpuLaunch(START, mode, model, own, context=max(CONTEXTS) + 1024, pool_tokens=pool)
+
+
+@contextmanager
+def _told(name: str, folder: Path, up: dict[str, Server]) -> Iterator[None]:
+    """A server that fails in this is told, and is not up any more."""
+    try:
+        yield
+    except (Ended, OSError, TimeoutError, ValueError) as error:
+        print(f"{name}: {str(error).splitlines()[0]}; its log is in {folder}", file=sys.stderr, flush=True)
+        del up[name]
 
 
 def full_model_ms(shallow_ms: float, deep_ms: float) -> float:
@@ -154,29 +202,39 @@ Times = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def table(times: Times) -> list[str]:
-    """The cells in Markdown: stock, the kernel, validate; and the full model, estimated, for one request."""
+    """The cells in Markdown. Of one request also the deeper model, and the full one, estimated.
+
+    What of off's step is gone with on is the least that stock's attention takes of it.
+    """
     shallow, deep = LAYERS
     lines = [
-        "| context x requests | tokens/s, off | on | on / off | validate / off | ms a step, off | on | full model |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| context x requests | tokens/s, off | on | on / off | validate / off | ms a step, off | on | gone with on "
+        f"| {deep} layers, on / off | {FULL_LAYERS}, estimated |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cell in CELLS:
-        off, on, validate = (times.get(f"{mode}-{shallow}", {}).get(cell.name) for mode in ("off", "on", "validate"))
+        off, on, validate = (times.get(name_of(mode, shallow), {}).get(cell.name) for mode in ("off", "on", "validate"))
         if off is None or on is None:
             continue
-        rate = "tokens_a_second"
+        rate, step = "tokens_a_second", "step_ms"
         row = [f"{off[rate]:.0f}", f"{on[rate]:.0f}", f"{on[rate] / off[rate]:.2f}"]
         row += [f"{validate[rate] / off[rate]:.2f}" if validate else ""]
-        row += [f"{off['step_ms']:.2f}", f"{on['step_ms']:.2f}", _estimated(times, cell, shallow, deep)]
+        row += [f"{off[step]:.2f}", f"{on[step]:.2f}", f"{100 * (1 - on[step] / off[step]):.0f}%"]
+        deeper = _steps(times, cell, deep)
+        row += [f"{deeper['off'] / deeper['on']:.2f}" if deeper else "", _estimated(times, cell)]
         lines.append(f"| {cell.name} | {' | '.join(row)} |")
     return lines
 
 
-def _estimated(times: Times, cell: Cell, shallow: int, deep: int) -> str:
-    steps = {}
-    for mode in ("off", "on"):
-        few, more = (times.get(f"{mode}-{layers}", {}).get(cell.name) for layers in (shallow, deep))
-        if few is None or more is None:
-            return ""
-        steps[mode] = full_model_ms(few["step_ms"], more["step_ms"])
-    return f"{steps['off'] / steps['on']:.2f}"
+def _steps(times: Times, cell: Cell, layers: int) -> dict[str, float] | None:
+    """Milliseconds of a step, off and on; None where one is not measured."""
+    found = {mode: times.get(name_of(mode, layers), {}).get(cell.name) for mode in ("off", "on")}
+    return {mode: one["step_ms"] for mode, one in found.items() if one} if all(found.values()) else None
+
+
+def _estimated(times: Times, cell: Cell) -> str:
+    shallow, deep = (_steps(times, cell, layers) for layers in LAYERS)
+    if shallow is None or deep is None:
+        return ""
+    full = {mode: full_model_ms(shallow[mode], deep[mode]) for mode in ("off", "on")}
+    return f"{full['off'] / full['on']:.2f}"

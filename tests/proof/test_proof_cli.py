@@ -6,17 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import proof_samples
-from proof import __main__ as command
-from proof import speed
 from proof.results import Identity, Results
-from proof.server import Ended
 from proof.starts import STARTS, Start
 from proof.verdict import Run
 
@@ -95,20 +90,3 @@ def test_speeds_servers_are_its_own() -> None:
     done = proof("speed", "--list")
     assert done.returncode == 0
     assert done.stdout.split() == ["off-2", "on-2", "validate-2", "off-4", "on-4"]
-
-
-def test_a_server_that_fails_is_told_and_the_others_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure(mode: str, layers: int, folder: Path, deadline: float) -> dict[str, Any]:
-        if mode == "on":
-            raise Ended("status 70\nmore of its log")
-        return {cell.name: {} for cell in speed.cells_of(layers)}
-
-    monkeypatch.setattr(speed, "measure", measure)
-    monkeypatch.setattr(speed, "table", lambda times: [])
-    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 1
-    told = capsys.readouterr()
-    assert f"on-2: status 70; its log is in {tmp_path}\n" in told.err
-    left = sum(len(speed.cells_of(layers)) for mode, layers in speed.SERVERS if mode == "on")
-    assert told.out.strip().startswith(f"{left} cells left")

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from proof import __main__ as command
 from proof import speed
-from proof.speed import Progress
+from proof.launches import GpuLaunch
+from proof.results import Identity
+from proof.server import Ended
+from proof.speed import Cell, Progress, Timed
+
+IDENTITY = Identity("kernel", "patch", "questions", "0.0", "no card")
 
 
 def answered(begin: float, interval: float, pieces: int, tokens: int, steps: int) -> Progress:
@@ -41,3 +55,73 @@ def test_a_batch_that_never_decodes_together_is_no_measurement() -> None:
 
 def test_the_full_model_is_estimated_by_its_layers() -> None:
     assert speed.full_model_ms(5.0, 7.0) == pytest.approx(5.0 + 25.0)
+
+
+class Server:
+    """In place of a real one: `url` is its name."""
+
+    def __init__(self, launch: GpuLaunch, dead: str | None) -> None:
+        self.url, self.dead = launch.folder.name.removeprefix("server-"), dead
+
+    def wait_ready(self) -> None:
+        if self.url == self.dead:
+            raise Ended("status 70\nmore of its log")
+
+
+class Servers:
+    """What speed.run does to servers that answer at once, but for one that does not come up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dead: str | None = None) -> None:
+        self.timed: list[tuple[str, str]] = []
+        self.up = 0
+
+        @contextmanager
+        def started(launch: GpuLaunch) -> Iterator[Server]:
+            self.up += 1
+            yield Server(launch, dead)
+            self.up -= 1
+
+        def time_cell(url: str, cell: Cell) -> Timed:
+            self.timed.append((url, cell.name))
+            return Timed(300.0 if url.startswith("on") else 100.0, 2.0 if url.startswith("on") else 6.0, 1.5)
+
+        monkeypatch.setattr(speed, "started", started)
+        monkeypatch.setattr(speed, "time_cell", time_cell)
+        monkeypatch.setattr(speed.maker, "write_once", lambda folder, size: None)
+
+
+def test_every_cell_is_measured_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = Servers(monkeypatch)
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 0
+    assert len(servers.timed) == len(set(servers.timed)) == 3 * len(speed.CELLS) + 2 * len(speed.CONTEXTS)
+    assert servers.up == 0
+    assert "| 32K x 1 | 100 | 300 | 3.00 | 1.00 | 6.00 | 2.00 | 67% | 3.00 | 3.00 |" in capsys.readouterr().out
+    before = list(servers.timed)
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 0
+    assert servers.timed == before
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = Servers(monkeypatch)
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 0
+    document: dict[str, Any] = json.loads((tmp_path / "speed.json").read_text())
+    del document["times"]["on-2"]["64K x 16"]
+    (tmp_path / "speed.json").write_text(json.dumps(document))
+    servers.timed.clear()
+    assert command.timed(tmp_path, IDENTITY, -math.inf) == 1
+    assert servers.timed == []
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 0
+    assert servers.timed == [("on-2", "64K x 16")]
+
+
+def test_a_server_that_fails_is_told_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = Servers(monkeypatch, dead="on-2")
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 1
+    told = capsys.readouterr()
+    assert f"on-2: status 70; its log is in {tmp_path}\n" in told.err
+    assert told.out.strip().splitlines()[-1].startswith(f"{len(speed.CELLS)} cells left")
+    assert {url for url, _ in servers.timed} == {"off-2", "validate-2", "off-4", "on-4"}
