@@ -14,7 +14,8 @@
 //   4. Mask block [mask_indptr[b], mask_indptr[b] + T*(L+T)), with T and L of the windows above: if it does
 //      not lie within [0, mask_len), none of it is read, the request's rows see no draft key, and that
 //      counts 1.
-// Windows that overlap are legal reads; what a row named by two requests receives is either one's result.
+// Windows that overlap are legal reads. Nobody orders what two requests store to a row that both name: each part of it
+// that is stored on its own, like the 128 columns of a warp of the CUDA library, is either one's result.
 // kdtree_compare follows 1 (without max_q_len) and 2, and reads kv_indices only to know a padded request.
 #ifndef KDTREE_COMMON_BOUNDS_H
 #define KDTREE_COMMON_BOUNDS_H

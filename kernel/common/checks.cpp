@@ -77,6 +77,12 @@ int first_error(std::initializer_list<int> statuses) {
   return KDTREE_OK;
 }
 
+// Scores are computed in base 2, in float32. One that is infinite would make NaN of keys of zero.
+bool scales_scores(float sm_scale, float k_scale) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return std::isfinite(sm_scale * kLog2E) && std::isfinite(sm_scale * kLog2E * k_scale);
+}
+
 int check_records(const kdtree_layer_record* record, const kdtree_layer_record* mirror) {
   const bool ok = aligned(record, alignof(kdtree_layer_record)) && aligned(mirror, alignof(kdtree_layer_record));
   return ok ? KDTREE_OK : KDTREE_ERR_ALIGNMENT;
@@ -101,7 +107,7 @@ int check_verify(const kdtree_verify_args* args) {
       !within(a.mask_len, 0, kMaxCount))
     return KDTREE_ERR_LIMIT;
 
-  if (!std::isfinite(a.sm_scale) || !std::isfinite(a.k_scale) || !std::isfinite(a.v_scale) ||
+  if (!scales_scores(a.sm_scale, a.k_scale) || !std::isfinite(a.k_scale) || !std::isfinite(a.v_scale) ||
       !within(a.variant, 0, library.num_variants) || (a.mask != nullptr && a.mask_indptr == nullptr))
     return KDTREE_ERR_VALUE;
   if (a.mask == nullptr && a.mask_len > 0) return KDTREE_ERR_NULL_POINTER;

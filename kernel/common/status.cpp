@@ -17,7 +17,7 @@ const char* kdtree_status_string(int status) {
     case KDTREE_ERR_DEVICE: return "not a device this library runs on";
     case KDTREE_ERR_ARCH: return "no machine code for this device's compute capability";
     case KDTREE_ERR_LAUNCH: return "the CUDA runtime refused the launch";
-    case KDTREE_ERR_VALUE: return "a scale is not finite, a bound is NaN, a variant does not exist, or a mask has no mask_indptr";
+    case KDTREE_ERR_VALUE: return "a scale is not finite or too large, a bound is NaN, a variant does not exist, or a mask has no mask_indptr";
     default: return "unknown status";
   }
 }

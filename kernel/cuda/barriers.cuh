@@ -21,9 +21,11 @@ constexpr bool kForRacecheck = false;
 
 /* What mbarriers tell: of a step (stage step % 2) or of a segment, by number. */
 enum class Signal {
-  kCopied,     // step: its copies have come; waited for where loaders look at them before the groups do
+  kCopied,     // step: its copies have come; loaders wait for it where they look at them before the groups do, and
+               // before they fill the stage again: no phase goes by unwaited
   kFull,       // step: its stage is filled
-  kEmpty,      // step: both groups have read the stage
+  kEmpty,      // step: both groups have read the stage, or let it pass: one without rows of the tile tells as well, of a
+               // stage that may not be filled yet
   kDescribed,  // segment: it is described
   kThrough     // segment: the loaders have no more need of its description
 };
@@ -63,7 +65,8 @@ __device__ __forceinline__ void tell(const unsigned char* shared, Signal signal,
 
 /* Until all have told it of the step or segment `number`. Nobody tells of a number before what was told of the second
  * one before it has been waited for, or could have been: a stage is filled again when it is read, a description written
- * anew when loaders and groups are through with it. So a wait's parity is of that number and no other. */
+ * anew when loaders and groups are through with it; and a group without rows, which reads nothing, comes no further than
+ * the other lets it by its turns. So a wait's parity is of that number and no other. */
 __device__ __forceinline__ void wait(const unsigned char* shared, Signal signal, int number) {
   mbarrier_wait(barrier_of(shared, signal, number), number / 2 % 2);
 }

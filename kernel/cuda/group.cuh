@@ -1,4 +1,5 @@
-/* A group of compute warps: it walks 32 rows of each segment's tile, and stores what comes of it. */
+/* A group of compute warps: it walks 32 rows of each segment's tile, and stores what comes of it. Of a tile that has
+ * none of its rows, it only hands its turns on and lets the stages go by. */
 #pragma once
 
 #include "range.cuh"

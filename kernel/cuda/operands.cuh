@@ -8,9 +8,9 @@
 namespace kdtree {
 
 /* Weights are relative to a maximum of which O is in units. kSlack: how far, in base 2, a score may exceed it before it
- * is moved and O rescaled; kBelow: how far it is moved below the greatest score then. Weights of bf16 stay within 2^8, so
- * that O is finite where values are; those of float16 within 2^15, which it holds, with all its bits down to 2^-21 of the
- * greatest and some down to 2^-32. */
+ * is moved and O rescaled; kBelow: how far it is moved below the greatest score then. Weights of bf16 are at most 2^8:
+ * O is finite while (keys) * (largest |value|) * 2^8 < 2^128. Those of float16 are at most 2^15, which it holds, with all
+ * its bits down to 2^-21 of the greatest and some down to 2^-32; values of fp8 then keep O finite. */
 struct Bf16 {
   static constexpr float kSlack = 8.f, kBelow = 0.f;
   __device__ __forceinline__ static void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -59,7 +59,8 @@ struct QueryFragment {
     __syncwarp();  // before messages take the place
   }
 
-  /* As bf16, for keys of draft tokens; scaled still, so that keys of 2^108 and more may make S infinite. */
+  /* As bf16, for keys of draft tokens; scaled still to below 2^15, so that keys of 2^103 and more may make S, a sum of
+   * 576 products, infinite. */
   __device__ __forceinline__ QueryFragment<false> as_bf16() const {
     QueryFragment<false> other;
 #pragma unroll

@@ -21,6 +21,8 @@
  *
  * A step of one stage, by a group (barriers marked |, all of them the group's own but the first two):
  *   stage filled | its turn | partial S | add up, softmax, P | O += P V; stage read
+ * and by one that has no rows of the tile (the second, where a tile is of 32 rows or fewer): it hands its turn on, and
+ * says that it has read the stage.
  *
  * Only what sm_120 has is used: mma.sync, ldmatrix, bulk copies, setmaxnreg, 99 KB of shared memory.
  */

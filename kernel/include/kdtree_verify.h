@@ -50,8 +50,8 @@ typedef enum kdtree_status {
   KDTREE_ERR_DEVICE = 8,       /* not the kind of device this library runs on, or not a valid ordinal */
   KDTREE_ERR_ARCH = 9,         /* no machine code for this device's compute capability */
   KDTREE_ERR_LAUNCH = 10,      /* the CUDA runtime refused the launch */
-  KDTREE_ERR_VALUE = 11        /* a scale is not finite, a bound is NaN, a variant does not exist, a mask has no
-                                  mask_indptr */
+  KDTREE_ERR_VALUE = 11        /* a scale is not finite, sm_scale * log2(e) or that * k_scale overflows float32, a bound is
+                                  NaN, a variant does not exist, a mask has no mask_indptr */
 } kdtree_status;
 
 typedef enum kdtree_dtype {
@@ -95,12 +95,16 @@ typedef struct kdtree_layer_record {
  * Row t sees the whole prefix. Draft j is visible when mask byte
  *   mask[mask_indptr[b] + t*(L+T) + L + j] != 0; with mask NULL, when j <= t (causal chain).
  * A row that sees nothing at all (L = 0, no draft bit) is written as zeros.
+ * The CUDA library sums in float32, weighted values before it divides by the softmax's denominator: results are finite
+ * where 576 * (largest |q|) * (largest |key|) < 2^128, and (keys that a row sees) * (largest |value|, before v_scale and
+ * after it) * 2^8 < 2^128, with an fp8 pool's values 2^15 in place of 2^8.
  * Only rows named by qo_indptr are written. */
 typedef struct kdtree_verify_args {
   uint64_t struct_size; /* sizeof(kdtree_verify_args) */
 
   const void* q;   /* [tokens, num_heads, 576] */
-  const void* k;   /* [tokens, 576] draft keys, rope applied; below 2^108 with an fp8 pool */
+  const void* k;   /* [tokens, 576] draft keys, rope applied. With an fp8 pool below 2^103: the CUDA library then scales
+                      each row of q to below 2^15, and a score sums 576 < 2^10 products in float32 */
   const void* v;   /* [tokens, 512] draft values */
   const void* pool; /* [slots, 576] */
   void* out;       /* [tokens, num_heads, 512] */

@@ -59,6 +59,8 @@ VERIFY: list[tuple[Status, dict[str, Any]]] = [
         for name in ("sm_scale", "k_scale", "v_scale")
         for value in (math.nan, math.inf)
     ),
+    (Status.ERR_VALUE, {"sm_scale": 2.4e38}),  # times log2(e) it is infinite
+    (Status.ERR_VALUE, {"sm_scale": -1e30, "k_scale": 1e9}),
     (Status.ERR_VALUE, {"variant": -1}),
     (Status.ERR_VALUE, {"variant": 2}),
 ]
@@ -98,6 +100,12 @@ def test_verify_refuses(library: Library, status: Status, broken: dict[str, Any]
     assert torch.equal(harness.workspace, workspace)
     assert not harness.records.any()
     assert harness.verify(call) == Status.OK  # only what was broken was wrong
+
+
+def test_scales_whose_products_are_finite_are_taken(library: Library) -> None:
+    call, harness = make_call(F32_OUT), Harness(library)
+    assert harness.verify(call, sm_scale=2.3e38) == Status.OK
+    assert harness.verify(call, sm_scale=1e30, k_scale=1e8) == Status.OK
 
 
 @pytest.mark.parametrize(("status", "broken"), COMPARE, ids=_name)
