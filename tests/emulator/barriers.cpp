@@ -21,6 +21,7 @@ bool results[kMaxThreads];  // what a thread's barrier told it
 
 struct Mbarrier {
   int arrivals = 0, pending = 0, phase = 0;
+  int last_waited = -1;               // the last phase that somebody has waited for
   int64_t bytes = 0;                  // that copies still have to bring
   Knowledge told = {}, complete = {};  // in this phase so far; in the one before it
   std::vector<int> waiting;
@@ -42,8 +43,11 @@ Mbarrier& mbarrier(uint32_t address) {
   return found->second;
 }
 
-void complete_phases(Mbarrier& barrier) {
+void complete_phases(Mbarrier& barrier, int offset) {
   while (barrier.pending == 0 && barrier.bytes == 0) {
+    if (barrier.last_waited < barrier.phase - 1)  // compute-sanitizer's synccheck reports it, too
+      fail("unwaited phase %d of the mbarrier at shared+%d goes by", barrier.phase - 1, offset);
+    if (!barrier.waiting.empty()) barrier.last_waited = barrier.phase;
     barrier.complete = barrier.told;
     barrier.told = {};
     ++barrier.phase;
@@ -114,7 +118,7 @@ void mbarrier_arrive(uint32_t address, int phase) {
   barrier.told.join(known[self()]);
   tick(self());
   --barrier.pending;
-  complete_phases(barrier);
+  complete_phases(barrier, offset_of(address));
 }
 
 void mbarrier_wait(uint32_t address, uint32_t parity, int phase) {
@@ -129,6 +133,7 @@ void mbarrier_wait(uint32_t address, uint32_t parity, int phase) {
   }
   if (barrier.phase != phase + 1)
     fail("phase %d of the mbarrier at shared+%d is waited for in phase %d", phase, offset_of(address), barrier.phase);
+  barrier.last_waited = phase;
   known[self()].join(barrier.complete);
 }
 
@@ -138,7 +143,7 @@ void bring(uint32_t address, uint32_t bytes, const Knowledge& knowledge) {
   Mbarrier& barrier = mbarriers.at(offset_of(address));
   barrier.told.join(knowledge);
   barrier.bytes -= bytes;
-  complete_phases(barrier);
+  complete_phases(barrier, offset_of(address));
 }
 
 }  // namespace emulator

@@ -1,6 +1,7 @@
 """Runs calls in the emulator and holds what comes out against float64 and the host library.
 
-    python3 tests/emulator/emulate.py chosen PART PARTS | random FIRST COUNT | hostile COUNT | racecheck | mutant NUMBER
+    python3 tests/emulator/emulate.py chosen PART PARTS | weights | random FIRST COUNT | hostile COUNT | racecheck
+                                      | mutant NUMBER
 
 A process of its own for the tests, since a failed check of the emulator ends it, with one line on stderr.
 """
@@ -21,7 +22,7 @@ import torch  # noqa: E402
 
 import oracle  # noqa: E402
 import reference  # noqa: E402
-from emulated import Emulator, build_host  # noqa: E402
+from emulated import WRONG, Emulator, build_host  # noqa: E402
 from emulated_cases import CHOSEN, LIMITS, MUTATED, RACECHECK  # noqa: E402
 from fuzz import fuzz_call, memory_of, untouched  # noqa: E402
 from guarded import guarded, guarded_bytes  # noqa: E402
@@ -30,8 +31,9 @@ from kdtree_verify import abi  # noqa: E402
 from kdtree_verify.call import Call  # noqa: E402
 from kdtree_verify.config import Device  # noqa: E402
 from kdtree_verify.library import load  # noqa: E402
-from mutants import MUTANTS, Mutant  # noqa: E402
+from mutants import MUTANTS  # noqa: E402
 from sanitize import hostile_call  # noqa: E402
+from weight_calls import weight_calls  # noqa: E402
 
 WORKSPACE_OF_CTA = 140_000  # bytes, somewhat more than one needs
 MUTANT_SEEDS = 4
@@ -110,17 +112,33 @@ def run_hostile(emulation: Emulation, count: int) -> None:
         emulation.run(guarded(hostile_call(random)), int(random.integers(1, 4)), seed)
 
 
-def run_mutant(emulation: Emulation, mutant: Mutant) -> None:
-    """Calls that run into it, under several orders of the threads."""
+def run_weights(emulation: Emulation) -> None:
+    for name, call in weight_calls().items():
+        print(name, flush=True)
+        emulation.check(call, 1, 0)
+
+
+def run_mutated(emulation: Emulation, pool: str) -> None:
+    """Under several orders of the threads."""
     for seed in range(MUTANT_SEEDS):
         for chosen in MUTATED:
-            chosen = replace(chosen, pool="e4m3") if mutant.fp8 else chosen
-            emulation.check(chosen.call(seed), chosen.ctas, seed)
+            emulation.check(replace(chosen, pool=pool).call(seed), chosen.ctas, seed)
+
+
+def run_mutant(emulation: Emulation, number: int) -> None:
+    """The calls that run into it; all of them where none is chosen."""
+    calls = {MUTANTS[number - 1].calls} if number else {"any", "fp8", "weights"}
+    if "any" in calls:
+        run_mutated(emulation, "bf16")
+    if "fp8" in calls:
+        run_mutated(emulation, "e4m3")
+    if "weights" in calls:
+        run_weights(emulation)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("chosen", "random", "hostile", "racecheck", "mutant"))
+    parser.add_argument("what", choices=("chosen", "weights", "random", "hostile", "racecheck", "mutant"))
     parser.add_argument("numbers", type=int, nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -129,6 +147,8 @@ def main() -> None:
     emulation = Emulation(Emulator(build, mutant))
     if options.what == "chosen":
         run_chosen(emulation, *options.numbers)
+    elif options.what == "weights":
+        run_weights(emulation)
     elif options.what == "random":
         run_random(emulation, *options.numbers)
     elif options.what == "hostile":
@@ -136,7 +156,11 @@ def main() -> None:
     elif options.what == "racecheck":
         emulation.check(RACECHECK.call(0), RACECHECK.ctas, 0)
     else:
-        run_mutant(emulation, MUTANTS[mutant - 1])
+        try:
+            run_mutant(emulation, mutant)
+        except AssertionError as wrong:
+            print(f"emulator: wrong: {wrong}", file=sys.stderr)
+            sys.exit(WRONG)
     print(emulation.summary())
 
 

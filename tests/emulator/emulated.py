@@ -29,6 +29,7 @@ UNSUPPORTED = None if platform.machine() == "x86_64" else "the emulator's switch
 
 KINDS = ("kernel", "racecheck", "mutants")
 FAILED = (3, 4, 5)  # what a process ends with after a failed check: emulator.h's Exit
+WRONG = 6  # and a mutant's, where nothing failed but its results
 
 RUNTIME = ("fibers.cpp", "races.cpp", "barriers.cpp", "copies.cpp", "warp.cpp", "matrix.cpp")
 GXX = "g++"  # whatever CXX is: clang's sanitizer takes other options
@@ -142,8 +143,14 @@ def with_mutants(sources: dict[str, str]) -> dict[str, str]:
     """The sources with every mutant in them; kdtree_mutant chooses one when they run."""
     sources = dict(sources)
     for number, mutant in enumerate(MUTANTS, 1):
-        choice = f"if (::kdtree_mutant == {number}) {{ {mutant.broken} }} else {{ {mutant.text}\n}}"
-        sources[mutant.file] = replaced(sources[mutant.file], mutant.text, choice, mutant.file)
+        chosen = f"::kdtree_mutant == {number}"
+        if ";" in mutant.text:  # statements
+            choice = f"if ({chosen}) {{ {mutant.broken} }} else {{ {mutant.text}\n}}"
+        else:
+            choice = f"({chosen} ? ({mutant.broken}) : ({mutant.text}))"
+        around = mutant.around or mutant.text
+        broken = replaced(around, mutant.text, choice, mutant.file)
+        sources[mutant.file] = replaced(sources[mutant.file], around, broken, mutant.file)
     return {
         name: text.replace("#pragma once", '#pragma once\nextern "C" int kdtree_mutant;')
         for name, text in sources.items()

@@ -9,7 +9,7 @@
  *     of them a write, are a race, whether they came out right or not;
  *   - bulk copies: they land late, in any order, and hold garbage until then; they must not overwrite ordinary stores
  *     that no proxy fence has put before them;
- *   - mbarriers with the number of their phase: who tells or waits names the one it means;
+ *   - mbarriers with the number of their phase: who tells or waits names the one it means, and none goes by unwaited;
  *   - warps: who comes to a collective while its warp is at another one has diverged;
  *   - alignment, the bounds of shared memory, and threads that wait forever.
  * Not modelled: hardware, ptxas and its registers, bank conflicts, time; that a grid overlaps the one before it

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """In `file`, as emulated.py leaves it, `text` becomes `broken`; `fails` is how the emulator's line begins then."""
+    """In `file`, as emulated.py leaves it, `text` becomes `broken`; `fails` is how the emulator's line begins then.
+
+    Attributes:
+        text: One or more whole statements, or an expression.
+        calls: Which of emulated_cases.py's it runs: "any", on a bf16 or an "fp8" pool, or "weights".
+        around: Where `text` alone is not in `file` once: what is, and has it once.
+    """
 
     name: str
     file: str
     text: str
     broken: str
     fails: str
-    fp8: bool = False  # only an fp8 pool's call runs it
+    calls: Literal["any", "fp8", "weights"] = "any"
+    around: str = ""
 
 
 MUTANTS = (
@@ -53,7 +61,7 @@ MUTANTS = (
         "if (part % 2 == 1) __syncwarp();",
         "",
         "race",
-        fp8=True,
+        calls="fp8",
     ),
     Mutant(
         "largest elements of Q are looked at before all warps have told theirs",
@@ -61,7 +69,7 @@ MUTANTS = (
         "barrier_sync(kGroupBarrier + me.group(), kGroupThreads);",
         "",
         "race",
-        fp8=True,
+        calls="fp8",
     ),
     Mutant(
         "no proxy fence after fp8 rows are widened",
@@ -69,7 +77,7 @@ MUTANTS = (
         "fence_stores_before_bulk_copies();  // those of the step before, whose stage is filled next",
         "",
         "no proxy fence",
-        fp8=True,
+        calls="fp8",
     ),
     Mutant(
         "no proxy fence between fp8 rows and draft tokens",
@@ -77,7 +85,7 @@ MUTANTS = (
         "if (fp8_pool) fence_stores_before_bulk_copies();",
         "",
         "no proxy fence",
-        fp8=True,
+        calls="fp8",
     ),
     Mutant(
         "no proxy fence after the plan is made where the stages are",
@@ -108,4 +116,40 @@ MUTANTS = (
         "segfault",
     ),
     Mutant("nobody has the first turn", "group.cuh", "if (me_.group() == 1) give_turn(1);", "", "deadlock"),
+    Mutant(
+        "a phase of copies that loaders do not look at goes by unwaited",
+        "loader.cuh",
+        "wait(shared_, Signal::kCopied, count - 2);",
+        "",
+        "unwaited phase",
+    ),
+    Mutant(
+        "a group without rows does not let stages go by",
+        "group.cuh",
+        "tell(shared_, Signal::kEmpty, count);",
+        "",
+        "deadlock",
+        around="        give_turn(me_.group());\n      }\n      tell(shared_, Signal::kEmpty, count);",
+    ),
+    Mutant(
+        "a group without rows gives its turn before it has it",
+        "group.cuh",
+        "        wait_turn(me_.group());\n        give_turn(me_.group());",
+        "give_turn(me_.group()); wait_turn(me_.group());",
+        "deadlock",
+    ),
+    Mutant("a group without rows takes turns for draft values", "group.cuh", "!values", "true", "deadlock"),
+    *(
+        Mutant(
+            name, "scores.cuh", f"Number::{limit}", f"std::is_same_v<Number, F16> ? {f16} : {bf16}", "wrong", "weights"
+        )
+        for name, limit, f16, bf16 in (
+            ("weights of float16 up to 2^16", "kSlack", "16.f", "Bf16::kSlack"),
+            ("weights of bf16 up to 2^15", "kSlack", "F16::kSlack", "15.f"),
+            ("weights of bf16 up to 2^100", "kSlack", "F16::kSlack", "100.f"),
+            ("the greatest weight of float16 is 1", "kBelow", "0.f", "Bf16::kBelow"),
+            ("the greatest weight of float16 is 2^-8", "kBelow", "-8.f", "Bf16::kBelow"),
+            ("the greatest weight of bf16 is 2^7", "kBelow", "F16::kBelow", "7.f"),
+        )
+    ),
 )

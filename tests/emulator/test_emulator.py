@@ -52,6 +52,10 @@ def test_calls_by_how_they_are_split() -> None:
     assert_all_pass([("chosen", part, 2) for part in range(2)])
 
 
+def test_weights_at_the_ends_of_their_numbers() -> None:
+    assert_all_pass([("weights",)])
+
+
 def test_random_calls_under_two_orders() -> None:
     """Each of fuzz.py's calls twice, its threads in different orders: close to float64, and the same bits."""
     parts = min(PROCESSORS, RANDOM_CALLS)
@@ -76,7 +80,8 @@ def test_mutants_are_caught() -> None:
         none, *mutated = pool.map(lambda number: emulate("mutant", number), numbers)
     assert none.returncode == 0, none.stderr
     for mutant, done in zip(MUTANTS, mutated, strict=True):
-        assert done.returncode in emulated.FAILED, f"{mutant.name}: not caught\n{done.stdout}{done.stderr}"
+        codes = (emulated.WRONG,) if mutant.fails == "wrong" else emulated.FAILED
+        assert done.returncode in codes, f"{mutant.name}: not caught\n{done.stdout}{done.stderr}"
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"emulator: {mutant.fails}"), f"{mutant.name}: {line}"
 
