@@ -25,27 +25,48 @@ INSTRUCTIONS = ("HMMA", "LDSM", "UBLKCP", "USETMAXREG", "LDL", "STL")
 """mma.sync, ldmatrix, bulk copies, setmaxnreg; loads and stores of local memory, where spills go."""
 
 COMPILING = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<arch>\w+)'")
+MODULE = re.compile(r"\d+ bytes gmem")
+PROPERTIES = re.compile(r"Function properties for (?P<function>\w+)")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+PROPERTY_NAMES = ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
 USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?")
 ARCH = re.compile(r"arch = (?P<arch>\w+)")
 FUNCTION = re.compile(r"Function : (?P<kernel>\w+)")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z0-9]+)")
+
+
+class ReportError(Exception):
+    """There is nothing that can be reported."""
+
 
 Key = tuple[str, str]
 """A kernel and an architecture."""
 
 
 def compiled(log: str) -> dict[Key, dict[str, int]]:
-    """Registers, stack, spills and static shared memory, from ptxas -v."""
+    """Registers, stack, spills and static shared memory, from ptxas -v.
+
+    It tells of functions that are called, too, and not by which kernels. What such a one takes counts in all kernels
+    that were compiled with it: each has the greatest stack and spills among it and them.
+    """
     found: dict[Key, dict[str, int]] = {}
+    module: list[dict[str, int]] = []  # its kernels
+    function = kernel = ""
     for line in log.splitlines():
-        if match := COMPILING.search(line):
-            numbers = found.setdefault((match["kernel"], match["arch"]), {})
+        if MODULE.search(line):
+            module = []
+        elif match := COMPILING.search(line):
+            kernel = match["kernel"]
+            module.append(found.setdefault((kernel, match["arch"]), {}))
+        elif match := PROPERTIES.search(line):
+            function = match["function"]
         elif match := SPILLS.search(line):
-            names = ("stack_bytes", "spill_store_bytes", "spill_load_bytes")
-            numbers.update(zip(names, map(int, match.groups()), strict=True))
+            taking = [module[-1]] if function == kernel else module
+            for name, count in zip(PROPERTY_NAMES, map(int, match.groups()), strict=True):
+                for numbers in taking:
+                    numbers[name] = max(numbers.get(name, 0), count)
         elif match := USED.search(line):
-            numbers.update(registers=int(match["registers"]), static_shared_bytes=int(match["shared"] or 0))
+            module[-1].update(registers=int(match["registers"]), static_shared_bytes=int(match["shared"] or 0))
     return found
 
 
@@ -74,12 +95,22 @@ def launched(library: Path) -> dict[str, dict[str, int]]:
 
 
 def report(library: Path) -> dict[str, Any]:
-    """The whole report. Fails where the three sources do not tell of the same kernels."""
-    sass = subprocess.run(["cuobjdump", "-sass", library], check=True, capture_output=True, text=True).stdout
-    resources, counts = compiled(library.with_suffix(".ptxas").read_text()), disassembled(sass)
-    launches = launched(library)
+    """The whole report.
+
+    Raises:
+        ReportError: The library cannot be read, or its three sources do not tell of the same kernels.
+    """
+    try:
+        sass = subprocess.run(["cuobjdump", "-sass", library], check=True, capture_output=True, text=True).stdout
+        resources, counts = compiled(library.with_suffix(".ptxas").read_text()), disassembled(sass)
+        launches = launched(library)
+    except subprocess.CalledProcessError as error:
+        said = f"{error.stdout}\n{error.stderr}".strip() or f"it ends with {error.returncode}"
+        raise ReportError(f"cuobjdump: {said.splitlines()[-1]}") from error
+    except (OSError, AttributeError) as error:
+        raise ReportError(str(error)) from error
     if resources.keys() != counts.keys() or {kernel for kernel, _ in counts} != launches.keys():
-        raise ValueError(f"ptxas tells of {[*resources]}, cuobjdump of {[*counts]}, the launch table of {[*launches]}")
+        raise ReportError(f"ptxas tells of {[*resources]}, cuobjdump of {[*counts]}, the launch table of {[*launches]}")
     kernels = []
     for (kernel, arch), numbers in sorted(resources.items()):
         shared = numbers["static_shared_bytes"] + launches[kernel]["dynamic_shared_bytes"]
@@ -112,8 +143,12 @@ def main(arguments: list[str]) -> int:
     for file in (library, library.with_suffix(".ptxas")):
         if not file.is_file():
             return fail("nothing to report on", f"{file} is missing", "kernel/build.sh cuda OUTDIR", 70)
+    try:
+        found = report(library)
+    except ReportError as error:
+        return fail("nothing to report on", f"{library}: {error}", "build it anew: kernel/build.sh cuda OUTDIR", 70)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report(library), indent=2) + "\n")
+    output.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 
