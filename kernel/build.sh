@@ -1,6 +1,7 @@
 #!/bin/sh
 # Compiles a kernel library:                             build.sh host|cuda OUTDIR [ARCHS]
-#   ARCHS, of cuda only: "120a" (the default), "120a 90a".
+#   ARCHS, of cuda only: "120a" (the default), "120a 90a". What NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS add, the
+#   library says of itself beside its compiler.
 # Prints the source hash that a library says of itself:  build.sh hash host|cuda
 # Needs g++ (CXX) or nvcc (NVCC) and coreutils, nothing else: make and the Dockerfile both call it.
 # The same sources and compiler give the same bytes in any folder: every path on a command line is relative
@@ -20,6 +21,7 @@ source_hash() {
 }
 
 build_host() {
+  rm -f "$out/libkdtree_verify_host.so" # an old one shall not pass for what fails to compile
   "$cxx" -std=c++17 -O3 -ffp-contract=off -fPIC -shared -pthread -fvisibility=hidden \
     -Wall -Wextra -Werror -Iinclude -I. \
     -DKDTREE_SOURCE_HASH="\"$(source_hash host)\"" \
@@ -36,11 +38,13 @@ build_cuda() {
   done
   # ptxas tells registers and spills, for kernel/report.py; a spill is an error, as every warning is.
   log="$out/libkdtree_verify_cuda.ptxas"
+  flags="${NVCC_PREPEND_FLAGS:+ NVCC_PREPEND_FLAGS}${NVCC_APPEND_FLAGS:+ NVCC_APPEND_FLAGS}"
+  rm -f "$out/libkdtree_verify_cuda.so"
   # shellcheck disable=SC2086  # gencode is a list of words
   "$nvcc" -std=c++17 -O3 $gencode -cudart static -nodlink -shared -Iinclude -I. \
     -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Xptxas -v,-warn-spills -Werror all-warnings \
     -DKDTREE_SOURCE_HASH="\"$(source_hash cuda)\"" \
-    -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')\"" \
+    -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')${flags:+ with$flags}\"" \
     -DKDTREE_ARCHS="\"$names\"" \
     -Xlinker -s,--build-id=none,-z,defs,--version-script=common/exports.map \
     common/*.cpp cuda/*.cu -o "$out/libkdtree_verify_cuda.so" 2>"$log" || { cat "$log" >&2; exit 1; }
@@ -51,6 +55,10 @@ cxx=${CXX:-g++} nvcc=${NVCC:-nvcc}
 library=$1
 [ "$1" != hash ] || library=$2
 case $library in host | cuda) ;; *) fail "unknown library" "$library" "$usage" ;; esac
+if [ -n "${3-}" ]; then
+  expr "x$3" : '\(x[0-9]\{1,\}a\{0,1\}\( [0-9]\{1,\}a\{0,1\}\)*\)$' >/dev/null ||
+    fail "no architectures for nvcc" "$(printf %s "$3" | tr '\n' ' ')" 'name them as in "120a 90a"'
+fi
 case $1 in
   host) need "$cxx" C++ 'g++, or set CXX' ;;
   cuda) need "$nvcc" CUDA 'CUDA 13.0, or set NVCC' ;;

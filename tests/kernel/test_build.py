@@ -69,6 +69,7 @@ def test_source_hash_follows_the_library_s_own_sources(library_dir: Path, copied
         ((), {}, 64, "wrong number of arguments"),
         (("metal", "out"), {}, 64, "unknown library: metal"),
         (("hash", "metal"), {}, 64, "unknown library: metal"),
+        *((("cuda", "out", archs), {}, 64, "no architectures for nvcc: ") for archs in ("90b", " ", "120a\n90a", "a")),
         (("host", "out"), {"CXX": "no-such-compiler"}, 69, "no C++ compiler: no-such-compiler"),
         (("cuda", "out"), {"NVCC": "no-such-nvcc"}, 69, "no CUDA compiler: no-such-nvcc"),
     ],
