@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
 
 from . import answers, dialogue, speed, summary
-from .results import HERE, Identity, Results, hash_of, identity_in, questions_of
+from .results import HERE, Identity, Results, hash_of, identity_in, questions_of, sglang_of
 from .starts import STARTS, TWO_RANKS, Start
 
 ROOT = HERE.parent
@@ -40,7 +40,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    parsed = _Parser(prog="ci/gpu-proof", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsed = _Parser(
+        prog="ci/gpu-proof",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parsed.add_argument("what", nargs="?", choices=["answers", "report", "speed"], default="answers")
     parsed.add_argument("--only", help="configurations whose name holds one of these words, as eagle4,h20")
     parsed.add_argument("--minutes", type=float, default=9.0, help="after these no server is started (default: 9)")
@@ -50,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
         "--results", type=Path, help="the folder of results (default: build/proof/answers, build/proof/speed)"
     )
     parsed.add_argument("--list", action="store_true", help="list the servers and start none")
+    parsed.add_argument(
+        "--needs-gpu", action="store_true", help=argparse.SUPPRESS
+    )  # ci/gpu-proof asks before it builds
     return parsed
 
 
@@ -65,6 +73,10 @@ def main(argv: list[str]) -> int:
         given = [flag for flag in ("--only", "--side-by-side", "--longest") if vars(asked)[flag[2:].replace("-", "_")]]
         if given:
             raise UsageError("speed always measures the same servers", " ".join(given), "leave that out")
+    if asked.needs_gpu:
+        _chosen((*STARTS, *TWO_RANKS), asked.only)
+        print("no" if asked.list or asked.what == "report" else "yes")
+        return 0
     folder = asked.results or ROOT / "build" / "proof" / ("speed" if asked.what == "speed" else "answers")
     if asked.list and asked.what == "speed":
         print("\n".join(speed.name_of(mode, layers) for mode, layers in speed.SERVERS))
@@ -112,7 +124,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
         kernel=library.description.source_hash,
         patch=hash_of(ROOT / "patch" / "src"),
         questions=questions,
-        sglang=sglang,
+        sglang=sglang_of(sglang),
         card=cards[0].name,
     )
     deadline = begun + asked.minutes * 60

@@ -29,7 +29,7 @@ class Identity:
         kernel: The CUDA library's source hash.
         patch: A hash of the patch's sources.
         questions: A hash of what is asked and of whom (questions_of).
-        sglang: Its version.
+        sglang: Its version, and the bundle's where it is from one (sglang_of).
         card: The GPU's name.
     """
 
@@ -47,6 +47,12 @@ def hash_of(*paths: Path) -> str:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def sglang_of(version: str) -> str:
+    """SGLang's version, with that of the bundle whose torch operators it calls in place of its compiled ones."""
+    bundle = os.environ.get("SGLANG_GPU_BUNDLE")
+    return f"{version}+bundle.{bundle}" if bundle else version
 
 
 def questions_of(asked: Sequence[Request], model: object) -> str:

@@ -201,10 +201,12 @@ def test_the_environment_puts_its_own_folder_first(bundle: Path, tmp_path: Path)
     site = tmp_path / "site"
     assert install.main([str(site)], bundle) == 0
     script = 'cd / && . "$1/environment" && echo "$PYTHONPATH|${SGLANG_GPU_FLAGS[*]}" && env | grep -c ^SGLANG_'
+    script += ' && echo "$SGLANG_GPU_BUNDLE"'
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "/other"}
     done = subprocess.run(
         ["bash", "-euc", script, "bash", str(site)], env=environment, capture_output=True, text=True, check=True
     )
-    path, count = done.stdout.splitlines()
+    path, count, version = done.stdout.splitlines()
     assert path.startswith(f"{site}:/other|--attention-backend triton ")
-    assert count == "3"
+    assert count == "4"
+    assert version == hashlib.sha256((bundle / install.SUMS).read_bytes()).hexdigest()[:12]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import proof_samples
-from proof.results import Identity, Results
+from proof.results import Identity, Results, sglang_of
 from proof.starts import STARTS, Start
 from proof.verdict import Run
 
@@ -37,6 +37,9 @@ def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["--side-by-side", "0"],
         ["--longest", "0"],
         ["--only", "fp4", "--list"],
+        ["--only", "fp4"],
+        ["--lis"],
+        ["--repor"],
         ["speed", "--only", "eagle4"],
         ["speed", "--longest", "1000"],
     ],
@@ -47,6 +50,22 @@ def test_bad_usage_is_one_line(arguments: list[str]) -> None:
     assert done.stderr.startswith("kdtree: ")
     assert ". Fix: " in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ([], "yes"),
+        (["speed"], "yes"),
+        (["--results", "report"], "yes"),
+        (["--minutes", "3", "report"], "no"),
+        (["--list"], "no"),
+        (["speed", "--list"], "no"),
+    ],
+)
+def test_what_needs_a_gpu(arguments: list[str], needed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--needs-gpu", *arguments]) == 0
+    assert capsys.readouterr().out == f"{needed}\n"
 
 
 def test_the_servers_are_listed_without_a_gpu(tmp_path: Path) -> None:
@@ -78,6 +97,13 @@ def test_a_report_judges_what_is_there(tmp_path: Path) -> None:
     assert "1 of 2, led by 1.00" in done.stdout
     figures = json.loads((tmp_path / "verdicts.json").read_text())["figures"][start.name]
     assert figures["parting"]["on from off"]["greatest_lead"] == 1.0
+
+
+def test_what_another_bundle_answered_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGLANG_GPU_BUNDLE", raising=False)
+    assert sglang_of("0.5.23") == "0.5.23"
+    monkeypatch.setenv("SGLANG_GPU_BUNDLE", "0123456789ab")
+    assert sglang_of("0.5.23") == "0.5.23+bundle.0123456789ab"
 
 
 def test_nothing_is_no_report(tmp_path: Path) -> None:
