@@ -30,7 +30,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    parsed = _Parser(prog="ci/bench", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsed = _Parser(
+        prog="ci/bench",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parsed.add_argument("what", nargs="?", choices=["table", "grid", "plot"], default="table")
     parsed.add_argument("file", nargs="?", type=Path, help="of results, for plot")
     parsed.add_argument(
@@ -41,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     parsed.add_argument("--commit", help="what to record where there is no git checkout")
     parsed.add_argument("--into", type=Path, help="plot: the folder (default: the file's)")
     parsed.add_argument("--dry-run", action="store_true", help="list the cells and time nothing; needs no GPU")
+    parsed.add_argument("--needs-gpu", action="store_true", help=argparse.SUPPRESS)  # ci/bench asks before it builds
     return parsed
 
 
@@ -52,6 +58,12 @@ def main(argv: list[str]) -> int:
         raise UsageError("the grid is of bf16 pools", f"--pool {asked.pool}", "leave --pool out, or time the table")
     if (asked.what == "plot") != (asked.file is not None):
         raise UsageError("plot takes a file, the others none", str(asked.file), "see ci/bench --help")
+    needs_gpu = asked.what != "plot" and not asked.dry_run
+    if needs_gpu and asked.results is not None:
+        Results(asked.results).check_writable()
+    if asked.needs_gpu:
+        print("yes" if needs_gpu else "no")
+        return 0
     if asked.what == "plot":
         from . import plot
 

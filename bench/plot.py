@@ -31,7 +31,7 @@ def draw(path: Path, folder: Path) -> list[Path]:
     """Writes NAME-time.svg, NAME-speedup.svg and NAME-floor.svg of a file's table, NAME-grid.svg of its grid.
 
     Raises:
-        UsageError: The file is not one of results, or there is nothing in it to draw.
+        UsageError: The file is not one of results, there is nothing in it to draw, or the folder cannot be written.
     """
     if not path.is_file():
         raise UsageError("no file of results", str(path), "run ci/bench first, or name another")
@@ -45,12 +45,14 @@ def draw(path: Path, folder: Path) -> list[Path]:
         pages["grid"] = grid(run)
     if not pages:
         raise UsageError("nothing to draw", f"{path}: {', '.join(sections) or 'no section'}", "run ci/bench first")
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for name, page in pages.items():
-        drawn.append(folder / f"{path.stem}-{name}.svg")
-        drawn[-1].write_text(page, encoding="utf-8")
-    return drawn
+    drawn = {folder / f"{path.stem}-{name}.svg": page for name, page in pages.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, page in drawn.items():
+            file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError("the drawings cannot be written", str(error), "name another folder with --into") from error
+    return [*drawn]
 
 
 def caption(run: Run) -> str:

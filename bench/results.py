@@ -42,9 +42,27 @@ class Results:
     def save(self) -> None:
         """Writes the file whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(self.path.name + ".part")
-        part.write_text(_text(self.sections))
-        os.replace(part, self.path)
+        self._part.write_text(_text(self.sections))
+        os.replace(self._part, self.path)
+
+    def check_writable(self) -> None:
+        """What takes minutes to measure shall have a place.
+
+        Raises:
+            UsageError: `save` would fail.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._part.touch()
+            self._part.unlink()
+        except OSError as error:
+            raise UsageError(
+                "the file of results cannot be written", str(error), "name another with --results"
+            ) from error
+
+    @property
+    def _part(self) -> Path:
+        return self.path.with_name(self.path.name + ".part")
 
 
 def identity(run: Run) -> tuple[Any, ...]:

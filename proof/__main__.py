@@ -55,9 +55,8 @@ def parser() -> argparse.ArgumentParser:
         "--results", type=Path, help="the folder of results (default: build/proof/answers, build/proof/speed)"
     )
     parsed.add_argument("--list", action="store_true", help="list the servers and start none")
-    parsed.add_argument(
-        "--needs-gpu", action="store_true", help=argparse.SUPPRESS
-    )  # ci/gpu-proof asks before it builds
+    # ci/gpu-proof asks, before it builds.
+    parsed.add_argument("--needs-gpu", action="store_true", help=argparse.SUPPRESS)
     return parsed
 
 

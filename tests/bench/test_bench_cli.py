@@ -30,7 +30,20 @@ def bench(*arguments: str, python: str = sys.executable) -> subprocess.Completed
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--pool", "fp4"], ["grids"], ["plot"], ["table", "x.json"], ["--minutes", "nan"], ["grid", "--pool", "e4m3"]],
+    [
+        *(
+            ["--pool", "fp4"],
+            ["grids"],
+            ["plot"],
+            ["table", "x.json"],
+            ["--minutes", "nan"],
+            ["grid", "--pool", "e4m3"],
+        ),
+        *(["--dry"], ["--hel"]),
+        ["--results", "/proc/x/y.json"],
+        ["--results", "/"],
+        ["plot", str(ROOT / "docs" / "benchmark" / "h200.json"), "--into", "/proc/x"],
+    ],
 )
 def test_bad_usage_is_one_line(arguments: list[str]) -> None:
     done = bench(*arguments)
@@ -41,11 +54,35 @@ def test_bad_usage_is_one_line(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so() -> None:
-    done = bench()
+@pytest.mark.parametrize("arguments", [[], ["--commit", "plot"]])
+def test_without_a_gpu_it_says_so(arguments: list[str]) -> None:
+    done = bench(*arguments)
     assert done.returncode == 69
     assert done.stderr.startswith("kdtree: no GPU")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ([], "yes"),
+        (["--results", "plot", "--commit", "plot"], "yes"),
+        (["plot", "x.json"], "no"),
+        (["--into", "x", "plot", "x.json"], "no"),
+        (["grid", "--dry-run"], "no"),
+    ],
+)
+def test_what_needs_a_gpu(
+    arguments: list[str],
+    needed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["--needs-gpu", *arguments]) == 0
+    assert capsys.readouterr().out == f"{needed}\n"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_dry_run_needs_no_torch(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import proof_samples
+from proof import __main__ as command
 from proof.results import Identity, Results, sglang_of
 from proof.starts import STARTS, Start
 from proof.verdict import Run
