@@ -12,15 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # A compiler that writes its own command line, or fails where BROKEN says so.
-COMPILER = """\
-#!/bin/sh
+COMPILER = """#!/bin/sh
 case $1 in --version | -dumpfullversion) echo "release, V1.2.3"; exit ;; esac
 for word in "$@"; do [ "$last" != -o ] || output=$word; last=$word; done
 case $output in *"${BROKEN-nothing}"*) echo "it does not compile" >&2; exit 2 ;; esac
 echo "$NVCC_PREPEND_FLAGS $* $NVCC_APPEND_FLAGS" >"$output"
 """
-GPU_LIBRARY_PYTHON = """\
-#!/bin/sh
+GPU_LIBRARY_PYTHON = """#!/bin/sh
 case $2 in *get_device_capability*) echo 90a ;; *) exec python3 "$@" ;; esac
 """
 SEEN_LIBRARY = """\
