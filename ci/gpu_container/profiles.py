@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import gpus
+from kdtree_verify.doctor import nvml
+from kdtree_verify.errors import DeviceError
 from proof.dialogue import Request, longest_sequence, requests
 from proof.starts import MAX_REQUESTS, Start
-from refusal import Refusal
 
 from .engine import Nodes, gpu_nodes
 from .errors import Unavailable
@@ -85,9 +85,9 @@ def on_gpus() -> Profile:
             f"the GPUs cannot be asked: {found}. Fix: set PYTHON to one with a CUDA torch and nvidia-ml-py"
         )
     try:
-        seen = gpus.survey(os.environ)
-        gpus.check_driver(seen.driver)
-    except Refusal as refusal:
+        seen = nvml.survey()
+        nvml.check_driver(seen.driver)
+    except DeviceError as refusal:
         raise Unavailable(str(refusal).removeprefix("kdtree: ")) from refusal
     if not seen.gpus:
         raise Unavailable("no GPU: NVML lists none. Fix: run it on a machine with one, or --rehearse")

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docker"))
+from gpu_container import base, engine, pack, packs, profiles, run
+from gpu_container.errors import ContainerError, Unavailable
+from gpu_container.steps import Record
 
-from gpu_container import base, engine, pack, packs, profiles, run  # noqa: E402
-from gpu_container.errors import ContainerError, Unavailable  # noqa: E402
-from gpu_container.steps import Record  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:

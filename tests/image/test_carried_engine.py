@@ -19,6 +19,7 @@ import pytest
 from containers import ROOT
 from engine_debs import Debs, DebsError
 from engine_private import PACKAGES
+from fake_driver import build_libcuda
 from gpu_container import base, pack, profiles, run
 from gpu_container.containers import Docker
 from gpu_container.engine import DEVICE, CarriedEngine, write_specification
@@ -67,12 +68,13 @@ def test_the_layers_are_this_projects_alone(layers: base.Layers) -> None:
 
 @pytest.fixture(scope="module")
 def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A driver's folder, of which only NVML is there."""
+    """A driver's folder, of which only NVML is there, and as much of libcuda as the entrypoint tries."""
     folder = tmp_path_factory.mktemp("nvidia")
     (folder / "lib64").mkdir()
     source = Path(__file__).with_name("fakes") / "nvml.c"
     target = folder / "lib64" / "libnvidia-ml.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", source, "-o", target], check=True)
+    build_libcuda(folder / "lib64")
     return folder
 
 
@@ -84,7 +86,8 @@ def docker(layers: base.Layers, nvidia: Path, tmp_path_factory: pytest.TempPathF
     write_specification(engine.specs, {"/dev/nvidia0": os.devnull}, {"/dev/nvidiactl": os.devnull}, nvidia)
     here = base.machine()
     mounts = here.mounts()
-    environment = base.environment_of(here, {"LD_LIBRARY_PATH": str(nvidia / "lib64")})
+    card = "cccccccc000000000000000000000000,9,0,143360,143000,NVIDIA H200"
+    environment = base.environment_of(here, {"LD_LIBRARY_PATH": str(nvidia / "lib64"), "FAKE_CUDA": card})
     config = layers.on(environment)
     packages = [layers.site_packages(), *map(str, here.packages)]
     try:

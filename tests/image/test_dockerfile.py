@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import gpus
 import pins_reader
+from kdtree_verify.doctor import nvml
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -29,7 +29,7 @@ def test_the_version_is_the_header_s() -> None:
 
 
 def test_the_driver_s_floor_is_the_pinned_one() -> None:
-    assert int(pins_reader.get(pins_reader.load(), "cuda.minimum-driver").split(".")[0]) == gpus.DRIVER_FLOOR
+    assert int(pins_reader.get(pins_reader.load(), "cuda.minimum-driver").split(".")[0]) == nvml.DRIVER_FLOOR
 
 
 def test_no_registry_is_asked_for_a_frontend() -> None:

@@ -12,24 +12,18 @@ from typing import Any
 
 import pytest
 
+from fake_driver import FAKES, H200, RTX, environment
+
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = ROOT / "docker" / "entrypoint.py"
-FAKES = Path(__file__).parent / "fakes"
-USAGE, DEVICE = 64, 69
+USAGE, DEVICE, CUDA, SHARED_MEMORY, GPU_MEMORY, CONTRACT = 64, 69, 71, 72, 73, 78
 
-RTX = {"name": "NVIDIA RTX PRO 6000", "uuid": "GPU-aaaa", "cc": [12, 0], "mib": 97887, "mig": False}
-H200 = {"name": "NVIDIA H200", "uuid": "GPU-bbbb", "cc": [9, 0], "mib": 143771}
 SERVER = ["--model-path", "m"]
 
 
 def run(*arguments: str, nvml: dict[str, Any] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """The entrypoint with these arguments and variables; a machine with one product GPU unless told otherwise."""
-    given = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(FAKES),
-        "FAKE_NVML": json.dumps({"gpus": [RTX]} if nvml is None else nvml),
-        **env,
-    }
+    given = environment({"gpus": [RTX]} if nvml is None else nvml, **{"PYTHONPATH": str(FAKES), **env})
     command = [sys.executable, str(ENTRYPOINT), *arguments]
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
 
@@ -57,7 +51,7 @@ def test_a_product_gpu_is_listed_and_the_arguments_reach_the_launcher(mode: str)
 
 
 def test_nothing_of_it_remains() -> None:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(FAKES), "FAKE_NVML": json.dumps({"gpus": [RTX]})}
+    env = environment({"gpus": [RTX]}, PYTHONPATH=str(FAKES), KDTREE_VERIFY="on")
     process = subprocess.Popen([sys.executable, str(ENTRYPOINT), *SERVER], env=env, stdout=subprocess.PIPE, text=True)
     output, _ = process.communicate(timeout=60)
     assert json.loads(output)["pid"] == process.pid
@@ -129,7 +123,7 @@ def test_a_driver_that_is_new_enough(driver: str) -> None:
 
 def test_no_nvml_module() -> None:
     # -S leaves site-packages out; the launcher's fake is not reached.
-    env = {"PATH": os.environ["PATH"], "KDTREE_VERIFY": "on"}
+    env = {"PATH": os.environ["PATH"], "KDTREE_VERIFY": "on", "PYTHONPATH": str(ROOT / "patch" / "src")}
     command = [sys.executable, "-S", str(ENTRYPOINT), *SERVER]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert "rebuild the image" in refusal(done, DEVICE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import abi, health, library, status, versions
 from .config import Config, Device, from_environment
+from .doctor import command as doctor
 from .errors import DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
 
 if TYPE_CHECKING:
@@ -24,11 +25,18 @@ exit codes:
   64  a bad argument or environment value
   69  no such GPU, or one that the library has no machine code for
   70  the kernel library is missing, foreign, or failed its self-test
+  71  doctor: CUDA does not start
+  72  doctor: /dev/shm is too small for the ranks
+  73  doctor: the model's weights do not fit the GPUs' free memory
+  74  doctor --p2p: the GPUs do not exchange data rightly, or not in time
+  75  doctor: too little memory may be locked
+  78  doctor: SGLang is not what the patch was written for, or the plugin cannot load
 
 environment:
   KDTREE_LIBRARY_DIR  where the kernel libraries lie (default /opt/kdtree/lib)
   KDTREE_STATE_DIR    where server and ranks report (default /run/kdtree where that can be written)
-  KDTREE_DEVICE       cpu: the host library"""
+  KDTREE_DEVICE       cpu: the host library
+  KDTREE_ALLOW_CC     doctor: compute capabilities to accept besides 12.0, for development"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="every case as JSON on stdout")
     command.set_defaults(command=_selftest)
+
+    doctor.add_to(commands)
 
     command = commands.add_parser(
         "status",

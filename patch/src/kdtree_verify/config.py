@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 DEFAULT_LIBRARY_DIR = Path("/opt/kdtree/lib")
 IMAGE_STATE_DIR = Path("/run/kdtree")
+PRODUCT_CAPABILITY = "12.0"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,20 @@ def from_environment(env: Mapping[str, str] | None = None) -> Config:
         state_dir=_state_dir(env),
         log_interval=_seconds(env, "KDTREE_LOG_INTERVAL", 60.0),
     )
+
+
+def allowed_capabilities(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Compute capabilities that the kernel may meet: the product's, and those of KDTREE_ALLOW_CC, e.g. "9.0,10.0".
+
+    Raises:
+        UsageError: The variable holds something else.
+    """
+    more = tuple(part.strip() for part in env.get("KDTREE_ALLOW_CC", "").split(",") if part.strip())
+    for value in more:
+        if not re.fullmatch(r"[0-9]+\.[0-9]", value):
+            fix = "set KDTREE_ALLOW_CC to a list such as 9.0,10.0, or unset it"
+            raise UsageError("KDTREE_ALLOW_CC holds no compute capability", f"'{value}'", fix)
+    return (PRODUCT_CAPABILITY, *more)
 
 
 def _choice(env: Mapping[str, str], name: str, kind: type[_Choice], default: _Choice) -> _Choice:

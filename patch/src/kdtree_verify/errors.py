@@ -1,6 +1,6 @@
 """The one way this package refuses: a line that says what is wrong, what was found and what to do.
 
-Exit codes are the documented ones (README, "Exit codes"); docker/entrypoint.py uses the same numbers.
+Exit codes are the documented ones (README, "Exit codes"); docker/entrypoint.py ends with the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 class ExitCode(IntEnum):
-    """Process exit codes of the launcher, the plugin and the `kdtree` command."""
+    """Process exit codes of the entrypoint, the launcher, the plugin and the `kdtree` command."""
 
     OK = 0
     UNHEALTHY = 1
@@ -21,6 +21,16 @@ class ExitCode(IntEnum):
     """A GPU or its driver was refused."""
     LIBRARY = 70
     """The kernel library is missing, foreign, or failed its self-test."""
+    CUDA = 71
+    """The driver does not start CUDA."""
+    SHARED_MEMORY = 72
+    """/dev/shm is too small for the ranks."""
+    GPU_MEMORY = 73
+    """The model's weights do not fit the GPUs' free memory."""
+    PEERS = 74
+    """The GPUs do not exchange data rightly, or not in time."""
+    LOCKED_MEMORY = 75
+    """Too little memory may be locked."""
     CONTRACT = 78
     """SGLang is not what the patch was written for, the plugin cannot load, or the backend is not Triton."""
 
@@ -55,6 +65,26 @@ class LibraryError(KdtreeError):
 
 class SelftestFailed(LibraryError):
     """The library computed a wrong result on this device."""
+
+
+class CudaError(KdtreeError):
+    code = ExitCode.CUDA
+
+
+class SharedMemoryError(KdtreeError):
+    code = ExitCode.SHARED_MEMORY
+
+
+class GpuMemoryError(KdtreeError):
+    code = ExitCode.GPU_MEMORY
+
+
+class PeersError(KdtreeError):
+    code = ExitCode.PEERS
+
+
+class LockedMemoryError(KdtreeError):
+    code = ExitCode.LOCKED_MEMORY
 
 
 class ContractError(KdtreeError):

@@ -12,7 +12,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { return (void)
 int nvmlDeviceGetName(void *device, char *text, unsigned size) {
     return (void)device, snprintf(text, size, "NVIDIA H200"), 0;
 }
-int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { return (void)device, snprintf(text, size, "GPU-0"), 0; }
+int nvmlDeviceGetUUID(void *device, char *text, unsigned size) { return (void)device, snprintf(text, size, "GPU-cccccccc-0000-0000-0000-000000000000"), 0; }
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     return (void)device, *major = 9, *minor = 0, 0;
 }

@@ -1,7 +1,8 @@
 """NVML without a GPU, for tests of the entrypoint: the real module with what needs a driver replaced.
 
 FAKE_NVML, JSON: {"driver": "580.95.05", "init", "shutdown": error code or 0, "gpus": [{"name", "uuid", "cc": [12, 0],
-"mib", "mig": bool, "error": error code that asking this GPU raises}], "mig": {"MIG-...": index of its GPU}}.
+"mib", "mig": bool, "error": error code that asking this GPU raises, "fault": {function: error code}}],
+"mig": {"MIG-...": index of its GPU}}.
 """
 
 import importlib.util
@@ -51,14 +52,32 @@ def nvmlDeviceGetHandleByIndex(index):
     return _GPUS[index]
 
 
-def nvmlDeviceGetHandleByUUID(uuid):
-    if uuid not in _FAKE.get("mig", {}):
+def _fault(gpu, function):
+    if code := gpu.get("fault", {}).get(function):
+        raise _real.NVMLError(code)
+
+
+def _mig(gpu):
+    index = _GPUS.index(gpu)
+    return [uuid for uuid, parent in _FAKE.get("mig", {}).items() if parent == index]
+
+
+def nvmlDeviceGetMaxMigDeviceCount(gpu):
+    return 7
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
+    if index >= len(_mig(gpu)):
         raise _real.NVMLError(_real.NVML_ERROR_NOT_FOUND)
-    return _FAKE["mig"][uuid]
+    return {"uuid": _mig(gpu)[index], "instance": index + 1}
 
 
-def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device):
-    return _GPUS[device]
+def nvmlDeviceGetGpuInstanceId(device):
+    return device["instance"]
+
+
+def nvmlDeviceGetComputeInstanceId(device):
+    return 0
 
 
 def nvmlDeviceGetCudaComputeCapability(gpu):
@@ -72,7 +91,8 @@ def nvmlDeviceGetMigMode(gpu):
 
 
 def nvmlDeviceGetMemoryInfo(gpu):
-    return SimpleNamespace(total=gpu["mib"] << 20)
+    _fault(gpu, "nvmlDeviceGetMemoryInfo")
+    return SimpleNamespace(total=gpu["mib"] << 20, free=gpu["mib"] << 20)
 
 
 def nvmlDeviceGetName(gpu):

@@ -1,0 +1,41 @@
+"""What the doctor shows: a line for each finding, or a document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ExitCode
+from .finding import Finding, Status
+
+SCHEMA = 1
+_INDENT = " " * 19
+
+
+def lines(finding: Finding) -> str:
+    """The finding, and below it what to do."""
+    fix = f"\n{_INDENT}Fix: {finding.fix}" if finding.fix else ""
+    return f"{finding.status:7}  {finding.check:8}  {finding.text}{fix}"
+
+
+def code(findings: Sequence[Finding]) -> ExitCode:
+    """The first failure's."""
+    return next((each.code for each in findings if each.status is Status.FAILED), ExitCode.OK)
+
+
+def summary(findings: Sequence[Finding], mode: str) -> str:
+    counts = Counter(each.status for each in findings)
+    listed = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+    verdict = "would start" if code(findings) is ExitCode.OK else "would not start"
+    return f"KDTREE_VERIFY={mode} {verdict}: {listed}"
+
+
+def document(findings: Sequence[Finding], mode: str) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "mode": mode,
+        "passed": code(findings) is ExitCode.OK,
+        "code": int(code(findings)),
+        "checks": [each.as_dict() for each in findings],
+    }
