@@ -40,7 +40,6 @@ def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["--only", "fp4", "--list"],
         ["--only", "fp4"],
         ["--lis"],
-        ["--repor"],
         ["speed", "--only", "eagle4"],
         ["speed", "--longest", "1000"],
     ],
