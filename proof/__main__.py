@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
@@ -84,6 +85,11 @@ def main(argv: list[str]) -> int:
         return listed(_chosen((*STARTS, *TWO_RANKS), asked.only), folder)
     if asked.what == "report":
         return report(folder, _chosen((*STARTS, *TWO_RANKS), asked.only))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError("results cannot be kept", f"{folder}: {error.strerror}", "name another --results") from error
     return served(asked, folder)
 
 

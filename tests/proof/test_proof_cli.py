@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import proof_samples
+from kdtree_verify.errors import UsageError
 from proof import __main__ as command
 from proof.results import Identity, Results, sglang_of
 from proof.starts import STARTS, Start
@@ -20,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 IDENTITY = Identity("kernel", "patch", "questions", "0.0", "no card")
 
 
-def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
+def proof(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / "ci" / "gpu-proof", *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHON": sys.executable},
+        env={**os.environ, "PYTHON": python},
         timeout=120,
     )
 
@@ -42,6 +43,7 @@ def proof(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["--lis"],
         ["speed", "--only", "eagle4"],
         ["speed", "--longest", "1000"],
+        ["report", "--results", "/dev/null"],
     ],
 )
 def test_bad_usage_is_one_line(arguments: list[str]) -> None:
@@ -104,6 +106,23 @@ def test_what_another_bundle_answered_does_not_count(monkeypatch: pytest.MonkeyP
     assert sglang_of("0.5.23") == "0.5.23"
     monkeypatch.setenv("SGLANG_GPU_BUNDLE", "0123456789ab")
     assert sglang_of("0.5.23") == "0.5.23+bundle.0123456789ab"
+
+
+@pytest.mark.parametrize("what", ["answers", "speed"])
+def test_a_place_that_cannot_be_written_is_told_before_a_server_starts(what: str) -> None:
+    with pytest.raises(UsageError, match="results cannot be kept: /dev/null"):
+        command.main([what, "--results", "/dev/null/results"])
+
+
+def test_a_python_without_torch_is_one_line(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    done = proof("--list", python=str(python))
+    assert done.returncode == 69
+    assert done.stderr == (
+        f"kdtree: no torch and safetensors to make models with: {python}. Fix: set PYTHON to one that has SGLang\n"
+    )
 
 
 def test_nothing_is_no_report(tmp_path: Path) -> None:
