@@ -49,8 +49,7 @@ def environment(nvml: dict[str, Any], **env: str) -> dict[str, str]:
     gpus = nvml.get("gpus", [])
     wanted = env.get("CUDA_VISIBLE_DEVICES", "GPU-").split(",")
     left = [gpu for gpu in gpus if any(entry and gpu["uuid"].startswith(entry) for entry in wanted)]
-    if wanted[0].startswith("MIG-"):
-        left = [gpus[nvml["mig"][wanted[0]]]]
+    left += [gpus[parent] for uuid, parent in nvml.get("mig", {}).items() if uuid in wanted]
     return {
         "PATH": os.environ["PATH"],
         "LD_LIBRARY_PATH": str(libcuda()),

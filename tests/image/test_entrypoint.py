@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fake_driver import FAKES, H200, RTX, environment
+from fake_driver import FAKES, H200, RTX, environment, several
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = ROOT / "docker" / "entrypoint.py"
-USAGE, DEVICE, CUDA, SHARED_MEMORY, GPU_MEMORY, CONTRACT = 64, 69, 71, 72, 73, 78
+USAGE, DEVICE, CUDA, GPU_MEMORY, CONTRACT = 64, 69, 71, 73, 78
 
 SERVER = ["--model-path", "m"]
 
@@ -121,6 +121,47 @@ def test_a_driver_that_is_new_enough(driver: str) -> None:
     handed_over(run(*SERVER, nvml={"driver": driver, "gpus": [RTX], "shutdown": 999}, KDTREE_VERIFY="on"))
 
 
+@pytest.mark.parametrize("mode", ["validate", "on"])
+def test_cuda_is_started_before_the_server_and_by_another_process(mode: str) -> None:
+    done = run(*SERVER, KDTREE_VERIFY=mode)
+    handed_over(done)
+    assert f"cuda:0 is {RTX['name']}, {RTX['uuid']}" in done.stderr
+    line = refusal(run(*SERVER, KDTREE_VERIFY=mode, FAKE_CUDA_FAIL="cuInit=999"), CUDA)
+    assert "CUDA does not start: cuInit" in line
+    refusal(run(*SERVER, KDTREE_VERIFY=mode, FAKE_CUDA_CRASH="cuInit"), CUDA)
+
+
+def test_off_starts_no_cuda_and_goes_on() -> None:
+    done = run(*SERVER, FAKE_CUDA_CRASH="cuInit")
+    handed_over(done)
+    assert "CUDA does not start" not in done.stderr
+    assert "cuda:0" not in done.stderr
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(150 << 30)
+    server = ["--model-path", str(tmp_path), "--tp-size", "1"]
+    assert "150.0 GiB of weights" in refusal(run(*server, KDTREE_VERIFY="on"), GPU_MEMORY)
+    handed_over(run(*server))
+    handed_over(run(*server[:2], "--tp-size", "2", nvml={"gpus": several(RTX, 2)}, KDTREE_VERIFY="on"))
+
+
+def test_without_the_wheel_programs_run_and_a_server_does_not() -> None:
+    env = {"PATH": os.environ["PATH"], "KDTREE_VERIFY": "off"}
+    bare = [sys.executable, "-S", str(ENTRYPOINT)]
+    done = subprocess.run([*bare, *SERVER], env=env, capture_output=True, text=True, timeout=60)
+    assert "the kdtree-verify wheel cannot be imported: No module named 'kdtree_verify'" in refusal(done, CONTRACT)
+    assert subprocess.run([*bare, "sh", "-c", "exit 7"], env=env, timeout=60).returncode == 7
+
+
+def test_neither_torch_nor_sglang_is_imported() -> None:
+    code = f"import sys; sys.path.insert(0, '{ROOT / 'docker'}'); import entrypoint; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "'kdtree_verify.doctor.run'" in done.stdout
+    assert not {"'torch'", "'sglang'", "'numpy'", "'cuda'"} & set(done.stdout.strip("[]\n").split(", "))
+
+
 def test_no_nvml_module() -> None:
     # -S leaves site-packages out; the launcher's fake is not reached.
     env = {"PATH": os.environ["PATH"], "KDTREE_VERIFY": "on", "PYTHONPATH": str(ROOT / "patch" / "src")}
@@ -199,6 +240,6 @@ def test_a_key_and_a_configuration_exclude_each_other(tmp_path: Path) -> None:
 
 def test_it_takes_well_under_a_second() -> None:
     started = time.process_time(), time.monotonic()
-    handed_over(run(*SERVER))
+    handed_over(run(*SERVER, KDTREE_VERIFY="on"))
     # Both processes together, Python's own start included.
     assert time.monotonic() - started[1] < 2.0

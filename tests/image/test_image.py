@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import pins_reader
 from containers import Ran, wait_until
 from engine_debs import DebsError, archive
+from fake_driver import FAKES, H200, RTX, device, libcuda, several
 
 if TYPE_CHECKING:
     import docker
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.docker
 
 PYTHON = "/opt/sglang/bin/python"
 FREEZE = "import importlib.metadata as m; print(*sorted(f'{d.name}=={d.version}' for d in m.distributions()))"
-FAKES = Path(__file__).parent / "fakes"
 
 
 def test_what_it_says_of_itself(client: docker.DockerClient, image: dict[str, Any]) -> None:
@@ -105,14 +104,86 @@ def test_refusals(
 
 
 def test_a_wrong_card_is_refused_in_the_image(run: Callable[..., Ran]) -> None:
-    card = {"name": "NVIDIA H200", "uuid": "GPU-bbbb", "cc": [9, 0], "mib": 143771}
     refused = run(
         *("--model-path", "m"),
-        environment={"KDTREE_VERIFY": "on", "FAKE_NVML": json.dumps({"gpus": [card]}), "PYTHONPATH": "/fakes"},
+        environment={"KDTREE_VERIFY": "on", "FAKE_NVML": json.dumps({"gpus": [H200]}), "PYTHONPATH": "/fakes"},
         volumes={str(FAKES / "pynvml.py"): {"bind": "/fakes/pynvml.py", "mode": "ro"}},
     )
     assert refused.code == 69
-    assert "GPU-bbbb" in refused.output.splitlines()[-1]
+    assert H200["uuid"] in refused.output.splitlines()[-1]
+
+
+@pytest.fixture
+def driven() -> dict[str, Any]:
+    """Options of a container whose driver is a fake with two product cards."""
+    cards = several(RTX, 2)
+    environment = {
+        "FAKE_NVML": json.dumps({"gpus": cards}),
+        "FAKE_CUDA": ";".join(map(device, cards)),
+        "PYTHONPATH": "/fakes",
+        "LD_LIBRARY_PATH": "/driver",
+        "KDTREE_VERIFY": "on",
+    }
+    volumes = {
+        str(FAKES / "pynvml.py"): {"bind": "/fakes/pynvml.py", "mode": "ro"},
+        str(libcuda()): {"bind": "/driver", "mode": "ro"},
+    }
+    return {"environment": environment, "volumes": volumes}
+
+
+def test_docker_s_own_shared_memory_is_too_small_for_two_ranks(run: Callable[..., Ran], driven: dict[str, Any]) -> None:
+    refused = run("--model-path", "m", "--tp-size", "2", **driven)
+    assert refused.code == 72, refused.output
+    assert "needs 98 MiB: 64 MiB free of 64 MiB. Fix: " in refused.output.splitlines()[-1]
+    assert f"cuda:1 is {RTX['name']}" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "expected"),
+    [("64m", 1, "ok"), ("128m", 2, "warning"), ("128m", 4, "failed"), ("512m", 8, "warning"), ("2g", 8, "ok")],
+)
+def test_shared_memory_against_ranks(
+    run: Callable[..., Ran], driven: dict[str, Any], size: str, ranks: int, expected: str
+) -> None:
+    told = run("kdtree", "doctor", "--", "--model-path", "m", "--tp-size", str(ranks), shm_size=size, **driven)
+    (line,) = [line for line in told.output.splitlines() if line.split()[1:2] == ["shm"]]
+    assert line.split()[0] == expected
+
+
+def test_locked_memory(run: Callable[..., Ran], driven: dict[str, Any]) -> None:
+    # Lowering a limit takes no capability.
+    options = driven | {"ulimits": [{"Name": "memlock", "Soft": 65536, "Hard": 65536}]}
+    infiniband = {"devices": ["/dev/null:/dev/infiniband/uverbs0:r"], "shm_size": "2g"}
+    server = ("--model-path", "m", "--tp-size", "2")
+    told = run("kdtree", "doctor", "--", *server, **options)
+    assert "warning  memlock   memlock is limited, which NVIDIA advises against for NCCL: 64 KiB" in told.output
+    refused = run(*server, "--nnodes", "2", **options, **infiniband)
+    assert refused.code == 75, refused.output
+    assert refused.output.splitlines()[-1].endswith(
+        "Fix: " + "run with --ulimit memlock=-1 (compose.yaml does; systemd: LimitMEMLOCK=infinity)"
+    )
+
+
+def test_the_doctor_in_the_image(run: Callable[..., Ran], driven: dict[str, Any]) -> None:
+    # Read-only and without a capability: it needs no place to write.
+    told = run("kdtree", "doctor", "--json", read_only=True, cap_drop=["ALL"], shm_size="2g", **driven)
+    document = json.loads(told.output[: told.output.rindex("}") + 1])
+    by_check = {each["check"]: each for each in document["checks"]}
+    for check in ("nvml", "driver", "gpus", "cuda", "shm", "versions", "contract", "library"):
+        assert by_check[check]["status"] == "ok", by_check[check]
+    assert told.code == document["code"] == 69  # the self-test: torch sees that the driver is none
+    assert "no CUDA device" in by_check["selftest"]["text"]
+
+
+def test_the_entrypoint_s_checks_are_quick(run: Callable[..., Ran], driven: dict[str, Any]) -> None:
+    script = (
+        "import subprocess, time; began = time.monotonic();"
+        "subprocess.run(['/opt/kdtree/entrypoint.py', '--model-path', 'm', '--tp-size', '2']);"
+        "print('seconds', time.monotonic() - began)"
+    )
+    told = run("python3", "-c", script, **driven)
+    assert "too small for 2 ranks" in told.output
+    assert float(told.output.rpartition("seconds ")[2]) < 2.0
 
 
 def test_the_cpu_is_refused_where_a_gpu_is(run: Callable[..., Ran]) -> None:

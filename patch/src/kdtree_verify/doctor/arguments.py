@@ -88,14 +88,14 @@ _AS_STORED = ("auto", "safetensors", "pt")
 
 
 def _parser() -> argparse.ArgumentParser:
-    # SGLang's names, all of which argparse may shorten there; here only whole names count.
+    # SGLang's names, all of which argparse lets one shorten there; here whole names count, and the usual --tp and --dp.
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--model-path", "--model", dest="model")
     parser.add_argument("--revision")
     parser.add_argument("--download-dir")
     parser.add_argument("--config")
     parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", dest="tp", type=int, default=1)
-    parser.add_argument("--pp-size", "--pipeline-parallel-size", "--pp", dest="pp", type=int, default=1)
+    parser.add_argument("--pp-size", "--pipeline-parallel-size", dest="pp", type=int, default=1)
     parser.add_argument("--dp-size", "--data-parallel-size", "--dp", dest="dp", type=int, default=1)
     parser.add_argument("--enable-dp-attention", action="store_true")
     parser.add_argument("--nnodes", dest="nodes", type=int, default=1)
