@@ -56,7 +56,7 @@ def server_arguments() -> list[tuple[Block, list[str]]]:
     found = []
     for block, words in shell_commands("docker", "run"):
         command = docker_run.parse(words).command
-        found.append((block, command[3:] if command[:1] == ["python3"] else command))
+        found.append((block, command[3:] if command[1:2] == ["-m"] else command))
     return [(block, words) for block, words in found if words]
 
 
@@ -193,6 +193,27 @@ def test_compose_commands(resolve: Resolve, block: Block, words: list[str]) -> N
         assert operands[0] in resolve("KDTREE_MODEL=m")["services"]
         assert operands[1] == "kdtree"
         cli._parser().parse_args(operands[2:])
+
+
+def test_volumes_that_are_removed_are_composes(resolve: Resolve) -> None:
+    volumes = {volume["name"] for volume in resolve("KDTREE_MODEL=m")["volumes"].values()}
+    removed = {name for _, words in shell_commands("docker", "volume", "rm") for name in words}
+    assert removed
+    assert removed <= volumes
+
+
+@pytest.mark.parametrize(("block", "words"), shell_commands("sed"), ids=str)
+def test_sed_sets_what_it_says(block: Block, words: list[str], tmp_path: Path) -> None:
+    """On a copy of .env.example, as it is and set to something else before."""
+    assert words[0] == "-i"
+    assert words[2] == ".env"
+    setting = words[1].rpartition("=.*/")[2].rstrip("/")
+    settings = tmp_path / ".env"
+    settings.write_text((documents.ROOT / ".env.example").read_text())
+    for _ in range(2):
+        subprocess.run(["sed", *words], cwd=tmp_path, check=True)
+        assert settings.read_text().splitlines().count(setting) == 1
+        settings.write_text(settings.read_text().replace(setting, f"{setting}-otherwise"))
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind == "yaml"], ids=str)
