@@ -80,6 +80,11 @@ class Scenario:
             code, said = self.docker.to_its_end("kdtree", "version", "--json", options=(f"--device={DEVICE}",))
             step.check(code == 0, said.strip() if code else "in the result")
             self.record.facts["versions"] = json.loads(said)
+        options = [f"--device={DEVICE}", *(f"--env={name}={text}" for name, text in self.profile.allowed.items())]
+        with self.record.step("the doctor (kdtree doctor)", "status 0") as step:
+            code, said = self.docker.to_its_end("kdtree", "doctor", options=options)
+            step.check(code == 0, said.strip() if code else said.strip().splitlines()[-1])
+            self.record.keep("doctor", said)
 
     def refusals(self) -> None:
         """The entrypoint's, in containers that end by themselves."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -152,6 +153,22 @@ def test_cuda_that_hangs_is_given_up(function: str, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - began < 3.0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_its_child(number: int) -> None:
+    command = [sys.executable, "-m", "kdtree_verify.cli", "doctor"]
+    env = environment({"gpus": [RTX]}, FAKE_CUDA_HANG="cuInit", PYTHONPATH=f"{ROOT / 'patch' / 'src'}:{FAKES}")
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 20
+        while not (child := children.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (128 + number, "")
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_cuda_s_own_order_decides_among_mixed_cards() -> None:
     mixed = {"gpus": [H200, RTX]}
     # FASTEST_FIRST: CUDA's 0 may be NVML's 1.
@@ -161,6 +178,8 @@ def test_cuda_s_own_order_decides_among_mixed_cards() -> None:
     done = doctor("--json", nvml=mixed, CUDA_VISIBLE_DEVICES="0", FAKE_CUDA=device(H200))
     assert status(findings(done), "cuda") == "failed"
     assert done.returncode == DEVICE
+    assert [each["uuid"] for each in json.loads(done.stdout)["devices"]] == [H200["uuid"]]
+    assert [each["uuid"] for each in json.loads(done.stdout)["gpus"]] == [H200["uuid"], RTX["uuid"]]
     by_pci = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert status(asked(nvml=mixed, **by_pci), "cards") == "failed"
 

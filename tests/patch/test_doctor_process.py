@@ -7,13 +7,16 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from kdtree_verify.doctor import host, peers, peers_child, process
-from kdtree_verify.doctor.finding import Status
+from kdtree_verify.config import Mode
+from kdtree_verify.doctor import host, peers, peers_child, process, run
+from kdtree_verify.doctor.arguments import Plan
+from kdtree_verify.doctor.finding import Finding, Status
 from kdtree_verify.errors import LockedMemoryError, PeersError, SharedMemoryError
 
 PYTHON = sys.executable
@@ -93,6 +96,17 @@ def test_what_takes_too_long_or_fails_is_refused() -> None:
     assert refused.value.code == 74
     with pytest.raises(PeersError, match=r"does not add up over 2 GPUs: rank [01]: exit code 1: .*no-such-backend"):
         peers.check(2, "no-such-backend")
+
+
+def test_what_cannot_be_asked_is_a_failure_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(_: run.Subject) -> list[Finding]:
+        return peers.check(1, "gloo")
+
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # of a container that is read-only throughout
+    about = run.subject(Mode.ON, Plan(), {})
+    (found,) = run.examine(about, [run.Check("p2p", ask)])
+    assert (found.status, found.code) == (Status.FAILED, 64)
+    assert "the check cannot be made: [Errno 2]" in found.line()
 
 
 def test_what_arrives_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from ..config import Config, Mode
 from ..errors import ExitCode
@@ -44,6 +45,8 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def main(parsed: argparse.Namespace, config: Config) -> ExitCode:
     """Raises UsageError where a variable holds what it may not."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     mode = Mode(parsed.mode) if parsed.mode else Mode.ON if config.mode is Mode.OFF else config.mode
     about = run.subject(mode, arguments.read(parsed.server_arguments), os.environ)
     checks = (*run.BEFORE_KERNEL, *run.INSTALLATION, run.PEERS if parsed.p2p else run.NO_PEERS)
@@ -53,9 +56,14 @@ def main(parsed: argparse.Namespace, config: Config) -> ExitCode:
         if not parsed.json:
             print(report.lines(finding), flush=True)
     if parsed.json:
-        print(json.dumps(report.document(findings, mode), indent=1), flush=True)
+        print(json.dumps(report.document(about, findings), indent=1), flush=True)
     else:
         print(report.summary(findings, mode), flush=True)
     if first := next((each for each in findings if each.status is Status.FAILED), None):
         print(first.line(), file=sys.stderr, flush=True)
     return report.code(findings)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    # As an exception, so that a child process is ended on the way; with the shell's code.
+    sys.exit(128 + number)

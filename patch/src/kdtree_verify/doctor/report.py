@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..errors import ExitCode
 from .finding import Finding, Status
+from .run import Subject
 
 SCHEMA = 1
 _INDENT = " " * 19
@@ -31,10 +33,15 @@ def summary(findings: Sequence[Finding], mode: str) -> str:
     return f"KDTREE_VERIFY={mode} {verdict}: {listed}"
 
 
-def document(findings: Sequence[Finding], mode: str) -> dict[str, Any]:
+def document(about: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
+    """All of it: `gpus` in NVML's order (memory in MiB), `devices` in CUDA's (memory in bytes); null where not told."""
+    survey = about.survey
     return {
         "schema": SCHEMA,
-        "mode": mode,
+        "mode": about.mode,
+        "driver": survey.driver if survey else None,
+        "gpus": [asdict(gpu) for gpu in survey.gpus] if survey else None,
+        "devices": [asdict(device) for device in about.devices] or None,
         "passed": code(findings) is ExitCode.OK,
         "code": int(code(findings)),
         "checks": [each.as_dict() for each in findings],

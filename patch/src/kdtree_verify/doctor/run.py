@@ -104,6 +104,9 @@ def _ask(check: Check, about: Subject, missing: Mapping[str, str]) -> list[Findi
         found = check.ask(about)
     except KdtreeError as error:
         return [failed(error)]
+    except OSError as error:  # no process to be had, no temporary folder
+        fix = "give the container what is missing (--tmpfs /tmp, a higher --pids-limit)"
+        return [failed(UsageError("the check cannot be made", str(error), fix))]
     return found if isinstance(found, list) else [found]
 
 
