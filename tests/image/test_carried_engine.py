@@ -120,7 +120,8 @@ def test_the_patch_is_the_images_and_fits(docker: Docker) -> None:
 def test_the_specifications_nodes_and_driver_are_handed_over(docker: Docker, nvidia: Path) -> None:
     look = f"ls /dev/nvidia0 /dev/nvidiactl {nvidia}/lib64/*; echo $NVIDIA_VISIBLE_DEVICES; touch {nvidia}/written"
     code, said = docker.to_its_end("sh", "-c", look, options=[f"--device={DEVICE}"])
-    assert said.split()[:4] == ["/dev/nvidia0", "/dev/nvidiactl", f"{nvidia}/lib64/libnvidia-ml.so.1", "void"]
+    libraries = [f"{nvidia}/lib64/{name}.so.1" for name in ("libcuda", "libnvidia-ml")]
+    assert said.split()[:5] == ["/dev/nvidia0", "/dev/nvidiactl", *libraries, "void"]
     assert code != 0
     assert not (nvidia / "written").exists()
 
