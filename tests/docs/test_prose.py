@@ -36,7 +36,7 @@ def test_kdtree_commands() -> None:
 
 
 # Options in the prose that are neither SGLang's nor kdtree's: Docker's, nvidia-smi's, make's own.
-OTHERS = {"--gpus", "--tmpfs", "--ulimit", "--shm-size", "--help", "--cuda-graph-max-bs", "--no-build"}
+OTHERS = {"--gpus", "--user", "--tmpfs", "--ulimit", "--shm-size", "--help", "--cuda-graph-max-bs", "--no-build"}
 
 
 def test_options_in_the_prose_exist(probe: Probe) -> None:
