@@ -104,6 +104,20 @@ def test_ranks_are_those_of_sglang_s_own_reading(line: str) -> None:
     assert read(given).ranks == theirs.expected_ranks
 
 
+def test_a_configuration_file_is_read_as_sglang_reads_it(tmp_path: Path) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text("model-path: m\ntp_size: 4\npp-size: 2\ntrust-remote-code: true\n")
+    for more in ([], ["--tp-size", "8"]):
+        given = ["--config", str(config), *more]
+        theirs, ours = parse(given), read(given)
+        assert theirs is not None
+        assert (ours.known, ours.model, ours.ranks) == (True, "m", theirs.expected_ranks)
+    for text in ("[]", "a: [", "tp-size: two", ""):
+        config.write_text(text)
+        assert not read(["--config", str(config)]).known
+    assert not read(["--config", str(tmp_path / "none")]).known
+
+
 def test_sglang_has_every_option_that_is_read() -> None:
     from sglang.srt.server_args import ServerArgs
 
@@ -118,7 +132,7 @@ def test_sglang_has_every_option_that_is_read() -> None:
 
 def test_a_command_line_that_tells_nothing() -> None:
     assert read([]) == Plan()
-    for line in ("--config x.yaml --tp 2", "--tp two", "--tp 0", "--base-gpu-id -1", "--tp"):
+    for line in ("--tp two", "--tp 0", "--base-gpu-id -1", "--tp"):
         plan = read(line.split())
         assert (plan.given, plan.known, plan.ranks) == (True, False, 1)
     assert read(["--device", "cpu"]).on_cpu

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .config import Mode
+from .config import PRODUCT_CAPABILITY, Mode
 from .state import RANK_FILES, SCHEMA, SERVER_FILE, State
 
 STALE_AFTER = 30.0
 """Seconds without a sign of life, three of the reporter's heartbeats. A rank with mode off writes only once."""
 
-PRODUCT_COMPUTE_CAPABILITY = "12.0"
 _WORST_LAYERS = 3
 _Form = dict[str, tuple[type, ...]]
 _MAYBE = type(None)
@@ -118,7 +117,7 @@ class Snapshot:
             if library.get("kind") == "host":
                 found.append(f"{rank.name} runs the host library (KDTREE_DEVICE=cpu): not for serving")
             capability = device.get("compute_capability")
-            if rank.mode != Mode.OFF and capability not in (None, PRODUCT_COMPUTE_CAPABILITY):
+            if rank.mode != Mode.OFF and capability not in (None, PRODUCT_CAPABILITY):
                 found.append(f"{rank.name} runs on compute capability {capability}: for development, not for serving")
             if count := rank.counter("out_of_range"):
                 found.append(f"{rank.name} was handed {count} indices out of range")

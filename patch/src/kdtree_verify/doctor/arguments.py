@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -56,15 +57,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read(arguments: Sequence[str]) -> Plan:
-    """The plan; an unknown one where there is no command line, or SGLang will refuse it, or a file holds it."""
+    """The plan; an unknown one where there is no command line, or one that SGLang will refuse."""
     on_cpu = ("--device", "cpu") in pairwise(arguments) or "--device=cpu" in arguments
     unknown = Plan(given=bool(arguments), on_cpu=on_cpu)
     try:
         found, _ = _parser().parse_known_args(list(arguments))
+        if found.config:
+            found, _ = _parser().parse_known_args([*_configured(found.config), *arguments])
         numbers = [found.tp, found.pp, found.dp, found.nodes, found.gpu_step]
-        if not arguments or found.config or min(numbers) < 1 or found.first_gpu < 0:
+        if not arguments or min(numbers) < 1 or found.first_gpu < 0:
             return unknown
-    except ValueError:
+    except (ValueError, OSError):
         return unknown
     return Plan(
         given=True,
@@ -82,6 +85,22 @@ def read(arguments: Sequence[str]) -> Plan:
         as_stored=not found.offload and found.quantization is None and found.load_format in _AS_STORED,
         on_cpu=on_cpu,
     )
+
+
+def _configured(path: str) -> list[str]:
+    """A --config file's entries as arguments, which those of the command line come after and override."""
+    try:
+        import yaml  # SGLang brings it
+    except ImportError:
+        raise ValueError("no yaml") from None
+    try:
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        raise ValueError("no YAML") from None
+    if not isinstance(entries, dict):
+        raise ValueError("no mapping")
+    given = [(f"--{name}".replace("_", "-"), value) for name, value in entries.items() if value is not False]
+    return [word for name, value in given for word in ([name] if value is True else [name, str(value)])]
 
 
 _AS_STORED = ("auto", "safetensors", "pt")

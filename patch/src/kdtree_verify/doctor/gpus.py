@@ -85,7 +85,7 @@ def check_devices(devices: Sequence[Device], mode: str, allowed: Sequence[str] |
 def check_count(devices: Sequence[Device], plan: Plan) -> Finding:
     """Whether every rank has a device. SGLang says it, too, in its own words and late: so this only warns."""
     if not plan.known:
-        return skipped("the server's arguments are not known: give them after --, or without --config")
+        return skipped("the server's arguments are not known: give them after --")
     last = plan.first_gpu + (plan.ranks - 1) * plan.gpu_step
     if last >= len(devices):
         text = f"{plan.ranks} ranks take GPUs up to cuda:{last}, CUDA lists {len(devices)}"
