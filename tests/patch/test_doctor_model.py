@@ -106,7 +106,7 @@ def test_ranks_are_those_of_sglang_s_own_reading(line: str) -> None:
 
 def test_a_configuration_file_is_read_as_sglang_reads_it(tmp_path: Path) -> None:
     config = tmp_path / "server.yaml"
-    config.write_text("model-path: m\ntp_size: 4\npp-size: 2\ntrust-remote-code: true\n")
+    config.write_text("model-path: m\ntp-size: 4\npp-size: 2\ntrust-remote-code: true\n")
     for more in ([], ["--tp-size", "8"]):
         given = ["--config", str(config), *more]
         theirs, ours = parse(given), read(given)

@@ -99,7 +99,7 @@ def _configured(path: str) -> list[str]:
         raise ValueError("no YAML") from None
     if not isinstance(entries, dict):
         raise ValueError("no mapping")
-    given = [(f"--{name}".replace("_", "-"), value) for name, value in entries.items() if value is not False]
+    given = [(f"--{name}", value) for name, value in entries.items() if value is not False]
     return [word for name, value in given for word in ([name] if value is True else [name, str(value)])]
 
 
