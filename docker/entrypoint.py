@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import sys
 from collections.abc import Mapping
@@ -127,6 +128,7 @@ def become(command: list[str]) -> NoReturn:
 
 def serve(arguments: list[str], env: Mapping[str, str]) -> NoReturn:
     """Checks, then the server. Raises UsageError."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: it ends this process, and the check that it waits for
     config = from_environment(env)
     say(f"mode {config.mode}")
     check(arguments, config, env)

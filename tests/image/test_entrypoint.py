@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -129,6 +130,27 @@ def test_cuda_is_started_before_the_server_and_by_another_process(mode: str) -> 
     line = refusal(run(*SERVER, KDTREE_VERIFY=mode, FAKE_CUDA_FAIL="cuInit=999"), CUDA)
     assert "CUDA does not start: cuInit" in line
     refusal(run(*SERVER, KDTREE_VERIFY=mode, FAKE_CUDA_CRASH="cuInit"), CUDA)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_checks(number: int) -> None:
+    env = environment({"gpus": [RTX]}, PYTHONPATH=str(FAKES), KDTREE_VERIFY="on", FAKE_CUDA_HANG="cuInit")
+    command = [sys.executable, str(ENTRYPOINT), *SERVER]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 20
+        while not (child := children.read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # it has come as far as asking to be ended with its parent
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == -number
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_off_starts_no_cuda_and_goes_on() -> None:
