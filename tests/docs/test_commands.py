@@ -20,10 +20,10 @@ import pytest
 
 import docker_run
 import documents
-from conftest import Probe
 from documents import Block
 from kdtree_verify import cli, library
 from kdtree_verify.config import Device
+from probe import Probe
 from served import MOST_DRAFTS, complaints
 
 Resolve = Callable[..., dict[str, Any]]

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import documents
-from conftest import Probe
 from kdtree_verify import cli
 from kdtree_verify.errors import UsageError
+from probe import Probe
 
 
 def refused(words: list[str]) -> str:

@@ -174,6 +174,14 @@ def test_status_as_table_and_as_json(served, tmp_path):
     assert json.loads(done.stdout)["healthy"] is False
 
 
+def test_what_a_server_of_old_left_is_shown_but_is_no_server(served):
+    Path(served, "server.json").unlink()
+    done = kdtree("status", KDTREE_STATE_DIR=served)
+    assert "no server has reported" in done.stdout
+    assert "dp0-pp0-tp0" in done.stdout
+    assert done.returncode == 1
+
+
 def test_version_names_libraries_that_are_there_and_those_that_are_not(tmp_path):
     document = json.loads(kdtree("version", "--json").stdout)
     assert document["libraries"]["cpu"]["device_kind"] == "host"
@@ -197,6 +205,12 @@ def test_selftest_on_the_cpu():
 def test_selftest_without_a_library_is_70(tmp_path):
     line = refused(kdtree("selftest", "--device", "cpu", KDTREE_LIBRARY_DIR=str(tmp_path)), 70)
     assert "the kernel library is missing" in line
+
+
+def test_selftest_without_torch_is_69(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('No module named torch')")
+    done = kdtree("selftest", "--device", "cpu", PYTHONPATH=f"{tmp_path}:{SOURCES}")
+    assert "no torch to prove the kernel with" in refused(done, 69)
 
 
 def test_selftest_without_a_gpu_is_69():

@@ -176,7 +176,11 @@ def _prove(
 
 
 def _devices(text: str) -> list[torch.device]:
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        fix = "run the kdtree of the Python that SGLang is installed in (the image's: /opt/sglang/bin/kdtree)"
+        raise DeviceError("no torch to prove the kernel with", str(error), fix) from error
 
     if text == "cpu":
         return [torch.device("cpu")]
@@ -222,7 +226,7 @@ def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
             snapshot.error or f"no server has reported in {snapshot.directory}",
             "start it with python -m kdtree_verify.launch, with the same KDTREE_STATE_DIR",
         )
-    return ExitCode.OK if snapshot.server or snapshot.ranks else ExitCode.UNHEALTHY
+    return ExitCode.OK if snapshot.server else ExitCode.UNHEALTHY
 
 
 def _watch(arguments: argparse.Namespace, config: Config) -> ExitCode:
