@@ -57,3 +57,11 @@ def environment(nvml: dict[str, Any], **env: str) -> dict[str, str]:
         "FAKE_CUDA": ";".join(map(device, left)),
         **env,
     }
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

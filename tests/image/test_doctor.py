@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fake_driver import FAKES, H200, RTX, device, environment, libcuda, several
+from fake_driver import FAKES, H200, RTX, device, environment, is_alive, libcuda, several
 from kdtree_verify.doctor import cuda, gpus
 from kdtree_verify.doctor.arguments import Plan
 from kdtree_verify.doctor.model import Weights
@@ -166,7 +166,10 @@ def test_a_signal_ends_it_and_its_child(number: int) -> None:
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (128 + number, "")
-    assert not Path(f"/proc/{child}").exists()
+    deadline = time.monotonic() + 5
+    while is_alive(int(child)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_cuda_s_own_order_decides_among_mixed_cards() -> None:
@@ -193,6 +196,14 @@ def test_mixed_cards_and_mig_are_a_warning() -> None:
     told = asked(nvml=sliced, CUDA_VISIBLE_DEVICES="MIG-cccc", FAKE_CUDA=mine)
     assert told["cards"][0]["status"] == "warning"
     assert "MIG-cccccccc-0000-0000-0000-000000000000" in told["cuda"][0]["text"]
+
+
+def test_a_card_that_cuda_does_not_list() -> None:
+    cards = several(RTX, 3)
+    told = asked(nvml={"gpus": cards}, FAKE_CUDA=";".join(map(device, cards[:2])))
+    assert told["cuda"][0]["status"] == "warning"
+    assert told["cuda"][0]["text"].startswith("CUDA lists 2 of 3 GPUs and not GPU 2: ")
+    assert status(asked(nvml={"gpus": cards}), "cuda") == "ok"
 
 
 def test_what_the_variables_name_and_is_not_here() -> None:

@@ -6,6 +6,7 @@ What it lists is CUDA's own order, with CUDA_VISIBLE_DEVICES and MIG already app
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def start(survey: Survey, limit: float = LIMIT) -> tuple[Device, ...]:
     Raises:
         CudaError: It does not start, not in time, or a device does not keep what is written.
     """
-    ended = process.run(_COMMAND, limit)
+    ended = process.run([*_COMMAND, str(os.getpid())], limit)
     said = [json.loads(line) for line in ended.output.splitlines() if line.endswith("}")]
     error = next((line for line in said if "error" in line), None)
     if error is not None:

@@ -1,4 +1,4 @@
-"""Starts CUDA in this process, which is there for nothing else: `python -IS cuda_child.py`.
+"""Starts CUDA in this process, which is there for nothing else: `python -IS cuda_child.py PARENT`, a process id.
 
 On every GPU that CUDA lists it makes a context, fills some memory and reads it back. A JSON line before and after each
 step says how far it came, should the driver never answer. The standard library only, and nothing of this package.
@@ -6,6 +6,7 @@ step says how far it came, should the driver never answer. The standard library 
 
 import ctypes
 import json
+import os
 import signal
 import sys
 
@@ -86,6 +87,8 @@ def try_device(driver: Driver, ordinal: int) -> None:
 
 def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody to tell, nothing to do
+    if os.getppid() != int(sys.argv[1]):  # it has ended before that was asked for
+        return
     try:
         start(Driver())
     except (OSError, AttributeError) as error:  # no library, or one without a function

@@ -82,6 +82,17 @@ def check_devices(devices: Sequence[Device], mode: str, allowed: Sequence[str] |
     return [ok(str(device)) for device in devices]
 
 
+def check_missing(devices: Sequence[Device], survey: nvml.Survey, env: Mapping[str, str]) -> list[Finding]:
+    """A warning for GPUs that CUDA should list and does not; MIG's devices are not held against it."""
+    chosen = selection.by_cuda(survey, env)
+    listed = {device.uuid for device in devices}
+    lost = [gpu for gpu in chosen.gpus if gpu.uuid not in listed]
+    if not lost or not chosen.known or any(gpu.mig for gpu in survey.gpus):
+        return []
+    text = f"CUDA lists {len(devices)} of {len(chosen.gpus)} GPUs and not {'; '.join(map(str, lost))}"
+    return [warning(text, "look at the host's kernel log (dmesg | grep -i nvrm), reset the GPU or restart the host")]
+
+
 def check_count(devices: Sequence[Device], plan: Plan) -> Finding:
     """Whether every rank has a device. SGLang says it, too, in its own words and late: so this only warns."""
     if not plan.known:

@@ -140,8 +140,10 @@ def _driver(about: Subject) -> Finding:
 
 
 def _cuda(about: Subject) -> list[Finding]:
-    about.devices = cuda.start(_survey(about))
-    return gpus.check_devices(about.devices, about.mode, about.allowed if about.mode is not Mode.OFF else None)
+    survey = _survey(about)
+    about.devices = cuda.start(survey)
+    listed = gpus.check_devices(about.devices, about.mode, about.allowed if about.mode is not Mode.OFF else None)
+    return [*gpus.check_missing(about.devices, survey, about.env), *listed]
 
 
 def _survey(about: Subject) -> nvml.Survey:
