@@ -36,11 +36,12 @@ def test_what_hangs_is_ended_with_all_that_it_started() -> None:
         "child = subprocess.Popen(['sleep', '60']); print(os.getpid(), child.pid, flush=True); time.sleep(60)"
     )
     began = time.monotonic()
-    ended = process.run([PYTHON, "-c", script], 1.0)
-    assert time.monotonic() - began < 4.0
+    ended = process.run([PYTHON, "-c", script], 3.0)
+    assert time.monotonic() - began < 9.0
     assert ended.code is None
-    assert ended.how(1.0) == "no end within 1 s"
+    assert ended.how(3.0) == "no end within 3 s"
     pids = [int(pid) for pid in ended.output.split()]
+    assert len(pids) == 2
     deadline = time.monotonic() + 5
     while not all(map(gone, pids)):
         assert time.monotonic() < deadline
@@ -83,7 +84,7 @@ def test_ranks_add_up() -> None:
 
 def test_a_rank_that_waits_for_another_is_ended(tmp_path: Path) -> None:
     rank = ["reduce", "gloo", "0", "2", str(tmp_path / "store")]
-    (ended,) = process.run_all([[PYTHON, "-m", "kdtree_verify.doctor.peers_child", *rank]], 10.0)
+    (ended,) = process.run_all([[PYTHON, "-m", "kdtree_verify.doctor.peers_child", *rank]], 15.0)
     assert ended.code is None
     assert (tmp_path / "store").exists()  # it had come as far as waiting
 
