@@ -148,9 +148,9 @@ def test_cuda_that_hangs_is_given_up(function: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     reached = {"cuInit": "cuInit", "cuDevicePrimaryCtxRetain": "its context", "cuMemcpyDtoH_v2": "read back"}[function]
     began = time.monotonic()
-    with pytest.raises(CudaError, match=f"no end within 0.5 s, at: .*{reached}"):
-        cuda.start(Survey("580", (), ()), limit=0.5)
-    assert time.monotonic() - began < 3.0
+    with pytest.raises(CudaError, match=f"no end within 2 s, at: .*{reached}"):
+        cuda.start(Survey("580", (), ()), limit=2.0)
+    assert time.monotonic() - began < 8.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
