@@ -66,7 +66,8 @@ class Card:
 
 
 COPY_SHARE = 0.84
-"""Of the published memory rate, what a copy reaches: 4036 to 4068 of 4800 GB/s on an H200 (docs/benchmark/h200.json)."""
+"""Of the published memory rate, what a copy reaches: 4036 to 4068 of 4800 GB/s on an H200
+(docs/benchmark/h200.json)."""
 
 PUBLISHED = (
     Card("RTX PRO 6000", multiprocessors=188, mma=503.8e6, copy=1792e3 * COPY_SHARE, mhz=2617),
