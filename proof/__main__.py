@@ -15,7 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
+import torch
+
+from kdtree_verify.config import Device
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
+from kdtree_verify.library import load
 
 from . import answers, dialogue, speed, summary
 from .results import HERE, Identity, Results, hash_of, identity_in, questions_of, sglang_of
@@ -103,11 +107,6 @@ def listed(starts: Sequence[Start], folder: Path) -> int:
 
 def served(asked: argparse.Namespace, folder: Path) -> int:
     """Runs what is not done yet and tells what was found."""
-    import torch
-
-    from kdtree_verify.config import Device
-    from kdtree_verify.library import load
-
     begun = time.monotonic()
     requests = dialogue.requests(asked.longest or LONGEST)
     if asked.what == "speed":

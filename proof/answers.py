@@ -121,6 +121,8 @@ class Servers:
                 answers = dialogue.hold(server.url, self._asked)
                 document["answers"] = [answer.as_json() for answer in answers]
                 document["ranks"] = server.settled()
+                if job.mode == EXACT and exact.ANSWERED not in server.log():
+                    raise Ended("stock answered: the plugin of float32 attention did not")
             except (Ended, OSError, TimeoutError) as error:
                 document["error"] = str(error)
                 document["log"] = server.log()[-LOG_TAIL:]

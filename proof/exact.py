@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = "kdtree_proof-0.dist-info"
+ANSWERED = "proof: verify calls are answered in float32"
+"""What a server with this plugin says once it has answered one. SGLang serves on where a plugin does not load."""
 ENTRY_POINT = "[sglang.srt.plugins]\nkdtree_proof_exact = proof.exact:register\n"
 
 
@@ -66,7 +68,7 @@ class Exact:
     def attend(self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *_: Any) -> None:
         call = Call(*args, **kwargs)
         if self.calls == 0:
-            logger.info("proof: verify calls are answered in float32")
+            logger.info(ANSWERED)
         self.calls += 1
         call.o_extend.copy_(attention(call))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from kdtree_verify.config import PRODUCT_CAPABILITY
 from kdtree_verify.doctor import nvml
 from kdtree_verify.errors import DeviceError
 from proof.dialogue import Request, longest_sequence, requests
@@ -19,7 +20,6 @@ from proof.starts import MAX_REQUESTS, Start
 from .engine import Nodes, gpu_nodes
 from .errors import Unavailable
 
-PRODUCT_CC = "12.0"
 LONGEST_PROMPT = 1000
 POOL_TOKENS = 32_768
 MARGIN = 256
@@ -91,7 +91,7 @@ def on_gpus() -> Profile:
         raise Unavailable(str(refusal).removeprefix("kdtree: ")) from refusal
     if not seen.gpus:
         raise Unavailable("no GPU: NVML lists none. Fix: run it on a machine with one, or --rehearse")
-    others = [gpu.capability for gpu in seen.gpus if gpu.capability != PRODUCT_CC]
+    others = [gpu.capability for gpu in seen.gpus if gpu.capability != PRODUCT_CAPABILITY]
     return Profile(
         name="GPU",
         card=f"{'; '.join(map(str, seen.gpus))}; driver {seen.driver}",
@@ -101,7 +101,7 @@ def on_gpus() -> Profile:
         asked=requests(LONGEST_PROMPT),
         # SGLang keeps this share of the whole card free of its pool, its neighbours' memory included.
         arguments=("--mem-fraction-static", "0.6"),
-        refused=f"needs compute capability {PRODUCT_CC} on every GPU" if others else "",
+        refused=f"needs compute capability {PRODUCT_CAPABILITY} on every GPU" if others else "",
         checked=f"compute capability {seen.gpus[0].capability}",
         captured="Capture target verify CUDA graph end",
         ready_seconds=240.0,

@@ -16,7 +16,7 @@ from proof.answers import Job, Servers
 from proof.dialogue import Request
 from proof.results import Identity, Results
 from proof.server import Launch, started
-from proof.starts import Start
+from proof.starts import EXACT, Start
 from serving import NGRAM
 from serving import Launch as CpuLaunch
 
@@ -83,7 +83,17 @@ def test_a_server_that_attends_in_float32_answers_as_stock_does(folder: Path, tm
     with started(launch) as server:
         server.wait_ready()
         assert all(d.near_tie for d in differences(off.answers, dialogue.hold(server.url, ASKED)))
-        assert "proof: verify calls are answered in float32" in server.log()
+        assert exact.ANSWERED in server.log()
+
+
+def test_stock_is_not_taken_for_float32(folder: Path, tmp_path: Path) -> None:
+    runner, results = servers(tmp_path)  # whose servers have no plugin
+    (tmp_path / "models").symlink_to(folder / "models")
+    runner.serve(Job(START, EXACT))
+    document = results.document(START, EXACT)
+    assert document is not None
+    assert document["error"].startswith("stock answered")
+    assert not results.has(START, EXACT)
 
 
 def test_answers_of_another_kernel_do_not_count(folder: Path) -> None:
