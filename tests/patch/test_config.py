@@ -27,9 +27,19 @@ def test_everything_set() -> None:
             "KDTREE_LIBRARY_DIR": "/lib",
             "KDTREE_STATE_DIR": "/state",
             "KDTREE_LOG_INTERVAL": "2.5",
+            "KDTREE_EVIDENCE_DIR": "/evidence",
+            "KDTREE_SAMPLE": "1000",
         }
     )
-    assert found == config.Config(Mode.VALIDATE, Device.CPU, Path("/lib"), Path("/state"), 2.5)
+    assert found == config.Config(
+        mode=Mode.VALIDATE,
+        device=Device.CPU,
+        library_dir=Path("/lib"),
+        state_dir=Path("/state"),
+        log_interval=2.5,
+        evidence_dir=Path("/evidence"),
+        sample_every=1000,
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,6 +51,8 @@ def test_everything_set() -> None:
         ("KDTREE_LOG_INTERVAL", "0", "KDTREE_LOG_INTERVAL is not a number of seconds: '0'"),
         ("KDTREE_LOG_INTERVAL", "soon", "'soon'"),
         ("KDTREE_LOG_INTERVAL", "nan", "'nan'"),
+        ("KDTREE_SAMPLE", "-1", "KDTREE_SAMPLE is not a count: '-1'"),
+        ("KDTREE_SAMPLE", "1e3", "'1e3'"),
     ],
 )
 def test_what_is_no_value(name, value, words) -> None:
@@ -57,3 +69,11 @@ def test_the_state_folder_where_nothing_names_one(monkeypatch, tmp_path) -> None
     monkeypatch.setattr(config, "IMAGE_STATE_DIR", tmp_path / "none")
     assert from_environment({"XDG_RUNTIME_DIR": "/run/user/7"}).state_dir == Path(f"/run/user/7/kdtree-{os.getuid()}")
     assert from_environment({}).state_dir == Path(f"/tmp/kdtree-{os.getuid()}")
+
+
+def test_the_evidence_folder_where_nothing_names_one(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(config, "IMAGE_EVIDENCE_DIR", tmp_path)
+    assert from_environment({}).evidence_dir == tmp_path
+    monkeypatch.setattr(config, "IMAGE_EVIDENCE_DIR", tmp_path / "none")
+    assert from_environment({"XDG_STATE_HOME": "/s", "HOME": "/h"}).evidence_dir == Path("/s/kdtree")
+    assert from_environment({"HOME": "/h"}).evidence_dir == Path("/h/.local/state/kdtree")

@@ -131,6 +131,24 @@ def test_the_thread_keeps_the_file_up_to_date(arm, tmp_path, monkeypatch, caplog
     assert "in 2 of 4 calls" in line
 
 
+def test_a_follower_that_fails_is_left_out(validating, caplog, monkeypatch) -> None:
+    process, folder = validating
+    monkeypatch.setattr(reporter, "LOOK_EVERY", 0.02)
+    looks = {"good": 0, "bad": 0}
+
+    def good() -> None:
+        looks["good"] += 1
+
+    def bad() -> None:
+        looks["bad"] += 1
+        raise OSError("no space")
+
+    reporter.Reporter(process.rank, folder / "rank-x.json", dict, 60.0, [bad, good]).start()
+    _until(lambda: looks["good"] > 3)
+    assert looks["bad"] == 1
+    assert caplog.text.count("is left out from now on") == 1
+
+
 def test_a_folder_that_is_gone_does_not_end_the_server(validating, caplog, monkeypatch) -> None:
     process, folder = validating
     talk = reporter.Reporter(process.rank, folder / "rank-x.json", dict, 60.0)

@@ -28,6 +28,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 DEFAULT_LIBRARY_DIR = Path("/opt/kdtree/lib")
 IMAGE_STATE_DIR = Path("/run/kdtree")
+IMAGE_EVIDENCE_DIR = Path("/var/lib/kdtree")
 PRODUCT_CAPABILITY = "12.0"
 
 
@@ -41,6 +42,8 @@ class Config:
         library_dir: KDTREE_LIBRARY_DIR, where the two libraries lie.
         state_dir: KDTREE_STATE_DIR, where launcher and ranks write their state files.
         log_interval: KDTREE_LOG_INTERVAL, seconds between a rank's report lines.
+        evidence_dir: KDTREE_EVIDENCE_DIR, where what validate measured outlives the server.
+        sample_every: KDTREE_SAMPLE, with `on` every so many verify calls of a layer run stock as well; 0: none.
     """
 
     mode: Mode
@@ -48,6 +51,8 @@ class Config:
     library_dir: Path
     state_dir: Path
     log_interval: float
+    evidence_dir: Path
+    sample_every: int
 
 
 def from_environment(env: Mapping[str, str] | None = None) -> Config:
@@ -63,6 +68,8 @@ def from_environment(env: Mapping[str, str] | None = None) -> Config:
         library_dir=Path(env.get("KDTREE_LIBRARY_DIR") or DEFAULT_LIBRARY_DIR),
         state_dir=_state_dir(env),
         log_interval=_seconds(env, "KDTREE_LOG_INTERVAL", 60.0),
+        evidence_dir=_evidence_dir(env),
+        sample_every=_count(env, "KDTREE_SAMPLE", 0),
     )
 
 
@@ -102,6 +109,15 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
+def _count(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not text.isascii() or int(text) > 1_000_000_000:
+        raise UsageError(f"{name} is not a count", f"'{text}'", f"set {name} to 0 (none) .. 1000000000")
+    return int(text)
+
+
 def _state_dir(env: Mapping[str, str]) -> Path:
     # The image makes IMAGE_STATE_DIR; elsewhere a per-user folder that needs no privilege.
     if env.get("KDTREE_STATE_DIR"):
@@ -109,3 +125,12 @@ def _state_dir(env: Mapping[str, str]) -> Path:
     if os.access(IMAGE_STATE_DIR, os.W_OK):
         return IMAGE_STATE_DIR
     return Path(env.get("XDG_RUNTIME_DIR") or "/tmp") / f"kdtree-{os.getuid()}"
+
+
+def _evidence_dir(env: Mapping[str, str]) -> Path:
+    if env.get("KDTREE_EVIDENCE_DIR"):
+        return Path(env["KDTREE_EVIDENCE_DIR"])
+    if os.access(IMAGE_EVIDENCE_DIR, os.W_OK):
+        return IMAGE_EVIDENCE_DIR
+    home = Path(env.get("XDG_STATE_HOME") or Path(env.get("HOME") or "/tmp") / ".local" / "state")
+    return home / "kdtree"

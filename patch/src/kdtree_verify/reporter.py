@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,20 @@ class Reporter:
         path: The rank's state file.
         document: Makes its content.
         interval: Seconds between two report lines.
+        followers: What else is done at each look, on the reporter's thread; each sees to its own pace, and makes no
+            CUDA call.
     """
 
-    def __init__(self, rank: Rank, path: Path, document: Callable[[], dict[str, Any]], interval: float):
+    def __init__(
+        self,
+        rank: Rank,
+        path: Path,
+        document: Callable[[], dict[str, Any]],
+        interval: float,
+        followers: Sequence[Callable[[], None]] = (),
+    ):
         self._rank, self._path, self._document, self._interval = rank, path, document, interval
+        self._followers = list(followers)
         self._writing = threading.Lock()
         self._told: set[tuple[Model, int]] = set()
         self._complained = False
@@ -61,6 +71,15 @@ class Reporter:
                 self._told.add(key)
                 logger.error("%s", report.out_of_bound_line(figures))
 
+    def _follow(self) -> None:
+        # One that fails is told of once and left out: the others, and the report, go on.
+        for follower in tuple(self._followers):
+            try:
+                follower()
+            except Exception:
+                self._followers.remove(follower)
+                logger.exception("kdtree: a part of the report failed, and is left out from now on")
+
     def _run(self) -> None:
         seen: tuple[Any, ...] = ()
         told_line = ""
@@ -68,6 +87,7 @@ class Reporter:
         while True:
             time.sleep(LOOK_EVERY)
             now = time.monotonic()
+            self._follow()
             try:
                 found = self._rank.records.image(), self._rank.verdict()
                 if found != seen:
