@@ -60,6 +60,7 @@ def test_defaults() -> None:
         "/root/.cache/huggingface",
         "/root/.cache",
         "/root/.triton",
+        "/var/lib/kdtree",
     }
 
 
