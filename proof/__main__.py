@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,11 +21,12 @@ from kdtree_verify.config import Device
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
 from kdtree_verify.library import load
 
-from . import answers, dialogue, speed, summary
+from . import answers, dialogue, speed, speed_plot, summary
 from .results import HERE, Identity, Results, hash_of, identity_in, questions_of, sglang_of
 from .starts import STARTS, TWO_RANKS, Start
 
 ROOT = HERE.parent
+SPEED_FILE = "speed.json"
 LONGEST = 64_000
 """Tokens of the longest prompt, unless told."""
 GIB_A_SERVER = 16
@@ -35,7 +36,7 @@ Starts real SGLang servers on this machine's GPUs, patched and not, and compares
 
   ci/gpu-proof            every configuration's servers: off, validate, on; what is done already is not done again
   ci/gpu-proof --list     which there are, and which are done; needs no GPU
-  ci/gpu-proof report     the verdict and the figures of what is done; needs no GPU
+  ci/gpu-proof report     the verdict and the figures of what is done, of --results FOLDER; needs no GPU
   ci/gpu-proof speed      decode throughput over context and batch, one server at a time"""
 
 
@@ -145,7 +146,7 @@ def served(asked: argparse.Namespace, folder: Path) -> int:
 
 def timed(folder: Path, identity: Identity, deadline: float) -> int:
     """Measures what is not measured yet; 1 where some is left."""
-    file = folder / "speed.json"
+    file = folder / SPEED_FILE
     document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if document.get("identity") != asdict(identity):
         document = {"identity": asdict(identity), "times": {}}
@@ -158,14 +159,29 @@ def timed(folder: Path, identity: Identity, deadline: float) -> int:
         os.replace(part, file)
 
     speed.run(document["times"], folder, deadline, save)
+    return timings(folder, document)
+
+
+def timings(folder: Path, document: Mapping[str, Any]) -> int:
+    """Tells and draws what is measured; 1 where some is left."""
     print("\n".join(speed.table(document["times"])))
+    told = document["identity"]
+    date = document.get("date", "")[:10]
+    caption = (
+        f"{told['card']}, {date}; sources {told['kernel'][:12]}, SGLang {told['sglang'].split()[0]}, {speed.START.name}"
+    )
+    for name, draw in (("throughput", speed_plot.throughput), ("step", speed_plot.step)):
+        if page := draw(document["times"], caption):
+            (folder / f"speed-{name}.svg").write_text(page, encoding="utf-8")
     left = len(speed.left(document["times"]))
-    print(f"{left} cells left; {file}")
+    print(f"{left} cells left; {folder / SPEED_FILE} and its plots")
     return 0 if left == 0 else 1
 
 
 def report(folder: Path, starts: Sequence[Start]) -> int:
-    """The verdict on what was brought here from where it ran."""
+    """The verdict on what was brought here from where it ran; the timings, where the folder holds those."""
+    if (folder / SPEED_FILE).exists():
+        return timings(folder, json.loads((folder / SPEED_FILE).read_text()))
     results = Results(folder, identity_in(folder))
     begun = [start for start in starts if any(results.document(start, mode) for mode in start.modes)]
     return verdict(results, begun)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -98,9 +99,28 @@ def test_every_cell_is_measured_once_and_kept(
     assert len(servers.timed) == len(set(servers.timed)) == 3 * len(speed.CELLS) + 2 * len(speed.CONTEXTS)
     assert servers.up == 0
     assert "| 32K x 1 | 100 | 300 | 3.00 | 1.00 | 6.00 | 2.00 | 67% | 3.00 | 3.00 |" in capsys.readouterr().out
+    for name, words in (
+        ("throughput", ("on / off", "validate / off", "32K", "no card")),
+        ("step", ("off x 16", "64K")),
+    ):
+        text = " ".join(ElementTree.parse(tmp_path / f"speed-{name}.svg").getroot().itertext())
+        assert all(word in text for word in words), text
     before = list(servers.timed)
     assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 0
     assert servers.timed == before
+
+
+def test_what_was_brought_here_is_told_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Servers(monkeypatch, dead="validate-2")
+    assert command.timed(tmp_path, IDENTITY, time.monotonic() + 60) == 1
+    told = capsys.readouterr().out
+    (tmp_path / "speed-step.svg").unlink()
+    assert command.main(["report", "--results", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == told
+    assert "on x 1" in (tmp_path / "speed-step.svg").read_text()
+    assert "validate" not in (tmp_path / "speed-throughput.svg").read_text()
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
