@@ -17,7 +17,7 @@ from kdtree_verify.call import Call
 from kdtree_verify.config import Mode
 from kdtree_verify.eligibility import Reason
 from kdtree_verify.kernel import Kernel
-from kdtree_verify.rank import Rank
+from kdtree_verify.rank import Armed, Rank
 from kdtree_verify.records import Model, Records
 from kdtree_verify.state import State
 
@@ -103,7 +103,7 @@ class Setup:
     def __init__(self, library, mode: Mode):
         torch.manual_seed(0)
         kernel = Kernel(library, GPU)
-        self.rank = Rank(mode, kernel, Records(GPU))
+        self.rank = Rank(mode, kernel, Records(GPU), Armed(HEADS, DRAFT))
         cls = backend_class()
         self.stock = cls(None)
         hook.patch_backend(cls, lambda backend, runner: hook.guard_backend(backend, self.rank, Model.TARGET))

@@ -19,7 +19,7 @@ import torch
 from kdtree_verify import hook
 from kdtree_verify.config import Mode
 from kdtree_verify.kernel import Kernel
-from kdtree_verify.rank import Rank
+from kdtree_verify.rank import Armed, Rank
 from kdtree_verify.records import Model, Records
 
 pytestmark = [
@@ -44,7 +44,7 @@ def rank(library: Any, monkeypatch: pytest.MonkeyPatch) -> Rank:
 
     get_parallel().override_permanently(attn_dcp_rank=0)  # the backend asks for it, the kit does not say it
     device = torch.device("cuda", 0)
-    rank = Rank(Mode.ON, Kernel(library, device), Records(device))
+    rank = Rank(Mode.ON, Kernel(library, device), Records(device), Armed(heads=20, draft_tokens=64))
     for name in ("__init__", "forward_extend"):  # as they were, when the test ends
         monkeypatch.setattr(TritonAttnBackend, name, getattr(TritonAttnBackend, name))
     hook.patch_backend(TritonAttnBackend, lambda backend, runner: hook.guard_backend(backend, rank, Model.TARGET))

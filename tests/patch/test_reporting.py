@@ -171,6 +171,21 @@ def test_a_failure_is_written_at_once(validating) -> None:
     assert document["pid"] == os.getpid()
 
 
+def test_the_document_says_what_the_rank_was_armed_with(arm, tmp_path) -> None:
+    from rig import Rig
+
+    process = arm("on", sample_every=3)
+    rig = Rig(heads=4, draft_tokens=8, fp8_pool=torch.float8_e5m2)
+    (path,) = tmp_path.glob("rank-*.json")
+    before = json.loads(path.read_text())
+    assert (before["heads"], before["draft_tokens"], before["pool_dtype"]) == (4, 8, None)
+    assert before["bound"] == {"bf16": 0.02, "f32": 0.02, "fp8_e4m3": 0.2, "fp8_e5m2": 0.4}
+    assert before["sampled"] == {"every": 3, "calls": 0, "exceeded_calls": 0}
+    rig.run(rig.step())
+    process.rank._failed("so that it is written")
+    assert json.loads(path.read_text())["pool_dtype"] == "fp8_e5m2"
+
+
 def test_lines_name_the_worst_layer(validating) -> None:
     process, _ = validating
     for layer, worst in ((0, 0.001), (7, 0.004)):

@@ -20,7 +20,19 @@ from .records import Place
 # models that look at a few keys of 64K, one call of 700 was off by 0.15 and 0.30 (docs/evidence/server-h200.md).
 REL_L2_BOUND = 0.02
 REL_L2_BOUND_FP8_POOL = {torch.float8_e4m3fn: 0.2, torch.float8_e5m2: 0.4}
+POOL_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float8_e4m3fn: "fp8_e4m3",
+    torch.float8_e5m2: "fp8_e5m2",
+}
+"""A pool's dtype, as reports and files call it."""
 _Args = TypeVar("_Args", abi.VerifyArgs, abi.CompareArgs)
+
+
+def rel_l2_bound(pool: torch.dtype) -> float:
+    """The relative L2 to stock above which a call on such a pool leaves its bound."""
+    return REL_L2_BOUND_FP8_POOL.get(pool, REL_L2_BOUND)
 
 
 class Kernel:
@@ -72,7 +84,7 @@ class Kernel:
     def compare(self, call: Call, ours: torch.Tensor, place: Place) -> int:
         """Adds the difference between stock's output of the call and `ours` to the record; returns the status."""
         args = compare_args(call, ours)
-        args.rel_l2_bound = REL_L2_BOUND_FP8_POOL.get(call.k_buffer.dtype, REL_L2_BOUND)
+        args.rel_l2_bound = rel_l2_bound(call.k_buffer.dtype)
         return self.library.compare(self._on_stream(args, place))
 
     def count(self, place: Place) -> int:

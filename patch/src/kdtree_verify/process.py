@@ -16,7 +16,7 @@ from .config import Config
 from .eligibility import Reason, backend_reason, runner_reason
 from .errors import ContractError, DeviceError, KdtreeError, end_process
 from .kernel import Kernel
-from .rank import Rank
+from .rank import Armed, Rank
 from .records import Model, Records
 from .reporter import Reporter
 from .state import State, Verdict
@@ -129,7 +129,7 @@ class Process:
         proof.raise_if_failed()
         logger.info("kdtree: self-test on %s", proof.summary())
 
-        rank = Rank(self.config.mode, kernel, records)
+        rank = Rank(self.config.mode, kernel, records, Armed(heads, draft_tokens, self.config.sample_every))
         identity, facts = state.this_rank(), _device_facts(device)
         path = state.rank_path(self.config.state_dir, identity)
         Reporter(rank, path, lambda: report.document(rank, identity, facts), self.config.log_interval).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ from .state import State, Verdict
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Armed:
+    """What a rank was armed with: query heads, draft tokens of a request, and (`on`) how rarely stock runs as well."""
+
+    heads: int
+    draft_tokens: int
+    sample_every: int = 0
+
+
 class Rank:
     """Answers verify calls.
 
@@ -28,10 +38,13 @@ class Rank:
         mode: VALIDATE or ON.
         kernel: The proven library on this rank's device.
         records: Where the device counts.
+        armed: What it was armed with.
     """
 
-    def __init__(self, mode: Mode, kernel: Kernel, records: Records):
-        self.mode, self.kernel, self.records = mode, kernel, records
+    def __init__(self, mode: Mode, kernel: Kernel, records: Records, armed: Armed):
+        self.mode, self.kernel, self.records, self.armed = mode, kernel, records, armed
+        self.pool_dtype: torch.dtype | None = None
+        """That of the KV pool, once a call of the target was seen."""
         self.idle_reason: str | None = None
         """Why the target model will never make a call that is ours, where that is known before the first."""
         self.not_verify_calls = 0
@@ -70,6 +83,8 @@ class Rank:
         if call is None or place is None:
             self.decline(model, reason or Reason.LAYERS)
             return stock(*args, **kwargs)
+        if model is Model.TARGET:
+            self.pool_dtype = call.k_buffer.dtype
         if self.mode is Mode.ON:
             return self._serve(call, place)
         result = stock(*args, **kwargs)

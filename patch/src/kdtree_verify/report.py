@@ -7,7 +7,7 @@ from typing import Any
 
 from . import state
 from .config import Mode
-from .kernel import REL_L2_BOUND, REL_L2_BOUND_FP8_POOL
+from .kernel import POOL_NAMES, REL_L2_BOUND, REL_L2_BOUND_FP8_POOL, rel_l2_bound
 from .library import Description
 from .rank import Rank
 from .records import LayerFigures, Model
@@ -33,6 +33,13 @@ def document(rank: Rank, identity: state.Identity, device: dict[str, Any]) -> di
             "not_verify_calls": rank.not_verify_calls,
         },
         "layers": [_layer(figures, rank.mode) for figures in layers],
+        "heads": rank.armed.heads,
+        "draft_tokens": rank.armed.draft_tokens,
+        "bound": {name: rel_l2_bound(dtype) for dtype, name in POOL_NAMES.items()},
+        "pool_dtype": None if rank.pool_dtype is None else POOL_NAMES[rank.pool_dtype],
+        "shapes": [],
+        "yardstick": None,
+        "sampled": _sampled(rank, layers),
     }
 
 
@@ -77,6 +84,17 @@ def _declined(rank: Rank, draft_prefix: str) -> dict[str, int]:
     for reason, count in rank.records.declined(Model.DRAFT).items():
         declined[f"{draft_prefix}{reason}"] = count
     return declined
+
+
+def _sampled(rank: Rank, layers: list[LayerFigures]) -> dict[str, int] | None:
+    """What `on` had stock compute as well; None where it does not."""
+    if rank.mode is not Mode.ON or not rank.armed.sample_every:
+        return None
+    return {
+        "every": rank.armed.sample_every,
+        "calls": sum(figures.compare_calls for figures in layers),
+        "exceeded_calls": sum(figures.exceeded_calls for figures in layers),
+    }
 
 
 def _library(description: Description) -> dict[str, Any]:
