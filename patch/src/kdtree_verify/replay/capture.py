@@ -10,8 +10,10 @@ import torch
 from ..abi import MAX_BATCH, MAX_DRAFT_TOKENS, MAX_HEADS, QK_DIM, V_DIM
 from ..records import Model
 
-POOL_DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-OUT_DTYPES = (torch.bfloat16, torch.float32)
+# float32 is the host library's: a server on the CPU may hold all in it.
+_DTYPES = (torch.bfloat16, torch.float32)
+_POOL_DTYPES = (*_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
+_LARGEST_SCALE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +23,11 @@ class Capture:
     Every tensor is contiguous and a copy: nothing of the server's memory is referred to.
 
     Attributes:
-        q: [T, H, 576] bf16.
-        k: [T, 576] bf16, the draft tokens' keys, rope applied.
-        v: [T, 512] bf16, their values.
+        q: [T, H, 576] bf16 (float32: the host library only, here and below).
+        k: [T, 576] in q's dtype, the draft tokens' keys, rope applied.
+        v: [T, 512] in q's dtype, their values.
         visible: [T, T] uint8, nonzero where row t sees draft token j; None where the call had no mask: j <= t.
-        prefix: [L, 576] in the pool's dtype (bf16, e4m3 or e5m2), gathered in the prefix's order; L may be 0.
+        prefix: [L, 576] in the pool's dtype (bf16, float32, e4m3 or e5m2), gathered in the prefix's order; L may be 0.
         stock: [T, H, 512] bf16 or float32, what SGLang's kernel answered.
         ours: [T, H, 512] in stock's dtype, what this package's kernel answered.
         model: Whose layer it is.
@@ -81,30 +83,29 @@ class Capture:
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def _check_shapes(self) -> None:
-        bf16 = (torch.bfloat16,)
         tokens, heads = self.q.shape[:2] if self.q.dim() == 3 else (0, 0)
         if not (1 <= tokens <= MAX_DRAFT_TOKENS and 1 <= heads <= MAX_HEADS):
             limits = f"[1..{MAX_DRAFT_TOKENS}, 1..{MAX_HEADS}, {QK_DIM}]"
             raise ValueError(f"q is {list(self.q.shape)}, wanted {limits}")
         length = self.prefix.shape[0] if self.prefix.dim() == 2 else 0
-        _check("q", self.q, (tokens, heads, QK_DIM), bf16)
-        _check("k", self.k, (tokens, QK_DIM), bf16)
-        _check("v", self.v, (tokens, V_DIM), bf16)
+        _check("q", self.q, (tokens, heads, QK_DIM), _DTYPES)
+        _check("k", self.k, (tokens, QK_DIM), (self.q.dtype,))
+        _check("v", self.v, (tokens, V_DIM), (self.q.dtype,))
         if self.visible is not None:
             _check("visible", self.visible, (tokens, tokens), (torch.uint8,))
-        _check("prefix", self.prefix, (length, QK_DIM), POOL_DTYPES)
-        _check("stock", self.stock, (tokens, heads, V_DIM), OUT_DTYPES)
+        _check("prefix", self.prefix, (length, QK_DIM), _POOL_DTYPES)
+        _check("stock", self.stock, (tokens, heads, V_DIM), _DTYPES)
         _check("ours", self.ours, (tokens, heads, V_DIM), (self.stock.dtype,))
 
     def _check_numbers(self) -> None:
         for name in ("sm_scale", "k_scale", "v_scale"):
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value)):
-                raise ValueError(f"{name} is {value!r}, wanted a finite number")
-        for name in ("rel_l2", "bound"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or value < 0:
-                raise ValueError(f"{name} is {value!r}, wanted a number from 0")
+            if not (isinstance(value, (int, float)) and abs(value) <= _LARGEST_SCALE):
+                raise ValueError(f"{name} is {value!r}, wanted a finite float32")
+        if not isinstance(self.rel_l2, (int, float)) or self.rel_l2 < 0:
+            raise ValueError(f"rel_l2 is {self.rel_l2!r}, wanted a number from 0")
+        if not (isinstance(self.bound, (int, float)) and math.isfinite(self.bound) and self.bound >= 0):
+            raise ValueError(f"bound is {self.bound!r}, wanted a finite number from 0")
         if not isinstance(self.model, Model):
             raise ValueError(f"model is {self.model!r}, wanted one of {', '.join(Model)}")
         if not (isinstance(self.layer, int) and self.layer >= 0):
