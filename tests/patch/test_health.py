@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kdtree_verify import health, reporter, status
+from kdtree_verify import health, reporter, status, status_table
 from kdtree_verify.config import Mode
 from kdtree_verify.errors import UsageError
 from kdtree_verify.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
@@ -159,13 +159,14 @@ def test_a_server_file_that_is_none(tmp_path, content):
     snapshot = status.read(tmp_path)
     with pytest.raises(health.Unhealthy, match=r"server\.json"):
         health.check(snapshot)
-    assert "server.json" in status.table(snapshot)
+    assert "server.json" in status_table.table(snapshot)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"updated_at": "now"},
+        {"state_since": None},
         {"pid": None},
         {"counters": [1]},
         {"layers": [1]},
@@ -178,7 +179,7 @@ def test_a_rank_file_that_is_none(tmp_path, changes):
     folder = Folder(tmp_path)
     folder.rank(1, **changes)
     assert "rank-dp0-pp0-tp1.json: not of this version" in folder.problem()
-    assert "unreadable" in status.table(status.read(tmp_path))
+    assert "unreadable" in status_table.table(status.read(tmp_path))
 
 
 def test_a_pid_that_can_be_none(tmp_path):
@@ -301,13 +302,18 @@ def test_the_table_shows_each_rank_and_what_to_know(tmp_path, dead_pid):
     folder.rank(5, updated_at=time.time() - 3600)
     folder.rank(6, State.NOT_SERVING, "a captured graph runs stock: sinks")
     folder.rank(7, device={"compute_capability": "9.0"})
-    text = status.table(status.read(tmp_path))
+    now = time.time()
+    folder.rank(8, started_at=now - 7200, state_since=now - 2 * 86400)
+    folder.rank(9, state_since=1e30)
+    text = status_table.table(status.read(tmp_path))
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("dp0")}
     assert list(rows)[:3] == ["dp0-pp0-tp0", "dp0-pp0-tp1", "dp0-pp0-tp2"]
     assert "12 of 12 ranks report" in text
     assert "not_bf16 2" in rows["dp0-pp0-tp0"]
     assert "serving, DEAD" in rows["dp0-pp0-tp4"]
     assert "serving, STALE" in rows["dp0-pp0-tp5"]
+    assert time.strftime("%Y-%m-%d %H:%M", time.localtime(now - 2 * 86400)) in rows["dp0-pp0-tp8"]
+    assert "  2h00m  " in rows["dp0-pp0-tp8"]
     assert "dp0-pp0-tp6: a captured graph runs stock: sinks" in text
     assert any(line.startswith("layer 7 ") and "5.00e-01" in line for line in text.splitlines())
     assert "warning: dp0-pp0-tp7 runs on compute capability 9.0" in text

@@ -131,6 +131,23 @@ def test_the_thread_keeps_the_file_up_to_date(arm, tmp_path, monkeypatch, caplog
     assert "in 2 of 4 calls" in line
 
 
+def test_the_document_says_since_when(validating) -> None:
+    process, folder = validating
+    (path,) = folder.glob("rank-*.json")
+    armed = json.loads(path.read_text())
+    assert armed["started_at"] == armed["state_since"] <= armed["updated_at"] <= time.time()
+    time.sleep(0.02)
+    write_record(process.rank.records.layer(Model.TARGET, 0), kernel_calls=1)
+    assert process.rank.verdict().state is State.SERVING
+    serving = process.rank.state_since
+    process.rank._failed("launch")
+    failed = json.loads(path.read_text())
+    assert failed["started_at"] == armed["started_at"] < serving <= failed["state_since"]
+    write_record(process.rank.records.layer(Model.TARGET, 0), kernel_calls=2)
+    assert process.rank.verdict().state is State.FAILED
+    assert process.rank.state_since == failed["state_since"]
+
+
 def test_a_follower_that_fails_is_left_out(validating, caplog, monkeypatch) -> None:
     process, folder = validating
     monkeypatch.setattr(reporter, "LOOK_EVERY", 0.02)

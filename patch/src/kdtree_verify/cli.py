@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import abi, health, library, status, versions
+from . import abi, health, library, status, status_table, versions
 from .config import Config, Device, from_environment
 from .doctor import command as doctor
 from .errors import DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
@@ -219,7 +219,7 @@ def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
     if arguments.json:
         print(json.dumps(_with_health(snapshot), indent=1))
     elif snapshot.server or snapshot.ranks:
-        print(status.table(snapshot))
+        print(status_table.table(snapshot))
     else:
         raise health.Unhealthy(
             "nothing to show",
@@ -239,7 +239,7 @@ def _watch(arguments: argparse.Namespace, config: Config) -> ExitCode:
                 print(json.dumps(_with_health(snapshot)), flush=True)
             else:
                 now = time.strftime("%H:%M:%S")
-                print(f"{clear}{now}  every {arguments.watch:g} s\n{status.table(snapshot)}\n", flush=True)
+                print(f"{clear}{now}  every {arguments.watch:g} s\n{status_table.table(snapshot)}\n", flush=True)
             time.sleep(arguments.watch)
     except KeyboardInterrupt:
         return ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,10 +50,14 @@ class Rank:
         """Why the target model will never make a call that is ours, where that is known before the first."""
         self.not_verify_calls = 0
         """Calls of forward_extend outside TARGET_VERIFY, as Python sees them."""
+        self.started_at = time.time()
+        self.state_since = self.started_at
+        """When verdict() first found the state that it found last."""
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._captured: dict[Reason, None] = {}
         self._logged: set[str] = set()
+        self._state = State.ARMED
 
     def decline(self, model: Model, reason: Reason) -> None:
         """Counts a verify call that stock runs, on the device: a graph that captures it counts its replays."""
@@ -93,6 +98,12 @@ class Rank:
 
     def verdict(self) -> Verdict:
         """The rank's state now. The target model's calls decide it; a draft model's are only counted."""
+        verdict = self._verdict()
+        if verdict.state is not self._state:
+            self._state, self.state_since = verdict.state, time.time()
+        return verdict
+
+    def _verdict(self) -> Verdict:
         if self.failure is not None:
             return Verdict(State.FAILED, self.failure)
         if self._captured:

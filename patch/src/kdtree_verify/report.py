@@ -23,6 +23,8 @@ def document(rank: Rank, identity: state.Identity, device: dict[str, Any]) -> di
     declined = _declined(rank, "draft:")
     kernel_calls = sum(figures.kernel_calls for figures in layers)
     return state.rank_document(rank.mode, identity, rank.verdict()) | {
+        "started_at": rank.started_at,
+        "state_since": rank.state_since,
         "device": device,
         "library": _library(rank.kernel.library.description),
         "counters": {

@@ -160,10 +160,11 @@ def server_document(
 def rank_document(
     mode: Mode, identity: Identity, verdict: Verdict, exit_code: ExitCode | None = None
 ) -> dict[str, Any]:
-    """A rank's file without figures; report.py adds those of an armed rank.
+    """A rank's file without figures; report.py adds those of an armed rank, and since when.
 
     `exit_code` is the code with which the rank is about to end, where it fails closed.
     """
+    now = time.time()
     return {
         "schema": SCHEMA,
         "mode": mode.value,
@@ -177,7 +178,9 @@ def rank_document(
         "counters": None,
         "layers": [],
         "exit_code": None if exit_code is None else int(exit_code),
-        "updated_at": time.time(),
+        "started_at": now,
+        "state_since": now,
+        "updated_at": now,
     }
 
 
