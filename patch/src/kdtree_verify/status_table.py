@@ -12,18 +12,6 @@ _RANK_HEAD = (
     *("rank", "mode", "state", "since", "pid", "up", "age"),
     *("verify calls", "kernel calls", "out of range", "declined"),
 )
-    "rank",
-    "mode",
-    "state",
-    "since",
-    "pid",
-    "up",
-    "age",
-    "verify calls",
-    "kernel calls",
-    "out of range",
-    "declined",
-)
 _LAYER_HEAD = ("worst layers", "rank", "worst rel. L2", "rel. L2", "max abs", "compared", "beyond bound", "NaN/Inf")
 
 
