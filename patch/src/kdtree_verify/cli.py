@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import abi, health, library, status, status_table, versions
 from .config import Config, Device, from_environment
+from .devices import check_architecture, on_machine
 from .doctor import command as doctor
-from .errors import DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
+from .errors import ExitCode, KdtreeError, LibraryError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +143,7 @@ def _seconds(text: str) -> float:
 
 def _selftest(arguments: argparse.Namespace, config: Config) -> ExitCode:
     device = arguments.device or ("cpu" if config.device is Device.CPU else "all")
-    devices = _devices(device)
+    devices = on_machine(device)
     kernels = library.load(config.library_dir, Device.CPU if device == "cpu" else Device.CUDA)
     code = ExitCode.OK
     documents = []
@@ -166,50 +167,13 @@ def _prove(
     from . import selftest
 
     try:
-        _check_architecture(kernels, device)
+        check_architecture(kernels, device)
         report = selftest.run(kernels, device, arguments.heads, arguments.draft_tokens)
     except UsageError:
         raise
     except KdtreeError as error:
         return {"device": str(device), "passed": False, "error": str(error)}, None, error
     return report.as_dict(), report.summary(), report.failure()
-
-
-def _devices(text: str) -> list[torch.device]:
-    try:
-        import torch
-    except ImportError as error:
-        fix = "run the kdtree of the Python that SGLang is installed in (the image's: /opt/sglang/bin/kdtree)"
-        raise DeviceError("no torch to prove the kernel with", str(error), fix) from error
-
-    if text == "cpu":
-        return [torch.device("cpu")]
-    if text != "all" and not (text.startswith("cuda:") and text[5:].isdigit()):
-        raise UsageError("--device is none", f"'{text}'", "give cuda:N, cpu or all")
-    count = torch.cuda.device_count()
-    if not count:
-        raise DeviceError(
-            "no CUDA device", "torch sees none", "check nvidia-smi and the container's GPUs, or give --device cpu"
-        )
-    if text == "all":
-        return [torch.device("cuda", index) for index in range(count)]
-    device = torch.device(text)
-    if device.index >= count:
-        raise DeviceError("no such CUDA device", f"{text} of {count}", f"give cuda:0 to cuda:{count - 1}, or all")
-    return [device]
-
-
-def _check_architecture(kernels: library.Library, device: torch.device) -> None:
-    if device.type != "cuda" or kernels.supports_device(device.index) == abi.Status.OK:
-        return
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    raise DeviceError(
-        f"the kernel library has no machine code for {device}",
-        f"compute capability {major}.{minor}, the library has {', '.join(kernels.description.archs)}",
-        f"build it with KDTREE_ARCHS={major}{minor}a, or use another GPU",
-    )
 
 
 def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
