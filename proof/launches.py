@@ -76,6 +76,7 @@ class GpuLaunch:
             "KDTREE_LIBRARY_DIR": os.environ.get("KDTREE_LIBRARY_DIR", ""),
             "KDTREE_LOG_INTERVAL": "1",
             "KDTREE_STATE_DIR": str(state_of(self)),
+            "KDTREE_EVIDENCE_DIR": str(self.folder / "evidence"),
             "KDTREE_VERIFY": self.mode,
         }
         return inherited | own | dict(self.environment)

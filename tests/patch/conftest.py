@@ -29,6 +29,7 @@ def arm(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     def patch(mode: str, **changes: Any) -> Process:
         environment = {**os.environ, "KDTREE_VERIFY": mode, "KDTREE_DEVICE": "cpu", "KDTREE_STATE_DIR": str(tmp_path)}
+        environment["KDTREE_EVIDENCE_DIR"] = str(tmp_path / "evidence")
         process = Process(replace(config.from_environment(environment), **changes))
         process.patch_backend(triton_backend)
         return process

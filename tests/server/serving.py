@@ -68,6 +68,7 @@ class Launch:
             "KDTREE_VERIFY": self.mode,
             "KDTREE_DEVICE": "cpu",
             "KDTREE_STATE_DIR": str(state_of(self)),
+            "KDTREE_EVIDENCE_DIR": str(self.folder / "evidence"),
             "KDTREE_LOG_INTERVAL": "1",
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}

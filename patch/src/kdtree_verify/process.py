@@ -15,6 +15,7 @@ from . import contract, hook, library, report, selftest, state
 from .config import Config
 from .eligibility import Reason, backend_reason, runner_reason
 from .errors import ContractError, DeviceError, KdtreeError, end_process
+from .evidence.follower import Follower
 from .kernel import Kernel
 from .rank import Armed, Rank
 from .records import Model, Records
@@ -132,7 +133,12 @@ class Process:
         rank = Rank(self.config.mode, kernel, records, Armed(heads, draft_tokens, self.config.sample_every))
         identity, facts = state.this_rank(), _device_facts(device)
         path = state.rank_path(self.config.state_dir, identity)
-        Reporter(rank, path, lambda: report.document(rank, identity, facts), self.config.log_interval).start()
+
+        def document() -> dict[str, Any]:
+            return report.document(rank, identity, facts)
+
+        followers = [Follower(self.config.evidence_dir, self.config.state_dir, identity.name, document)]
+        Reporter(rank, path, document, self.config.log_interval, followers).start()
         return rank
 
     def _fail(self, error: KdtreeError) -> None:

@@ -118,13 +118,22 @@ def write(path: Path, document: dict[str, Any]) -> None:
     Raises:
         OSError: The folder is gone or full.
     """
+    replace(path, json.dumps(document, indent=1) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Replaces what `path` holds by `text` in one step; its folder is made if it is not there.
+
+    Raises:
+        OSError: The folder is gone or full.
+    """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # Always a new file: where others can write to the folder, one of this name may be their link.
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=1) + "\n")
+            file.write(text)
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""Which server a rank belongs to, as far as the rank's process can tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..state import SERVER_FILE
+
+_MODEL_OPTIONS = ("--model-path", "--model")
+_MOST_ANCESTORS = 16
+
+
+@dataclass(frozen=True)
+class Server:
+    """One run of a server on one host.
+
+    Attributes:
+        run: A name that all ranks of the run share, and no other run has.
+        host: The host's, or the container's, name.
+        expected_ranks: Scheduler processes that it starts on this host; None where nothing said.
+        model: The target model's path or name.
+    """
+
+    run: str
+    host: str
+    expected_ranks: int | None
+    model: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def of_this_process(state_dir: Path) -> Server:
+    """The server that this process is a rank of: what its launcher wrote, where a launcher started it."""
+    host, parents = socket.gethostname(), list(_ancestors())
+    launcher = _launcher(state_dir, [pid for pid, _ in parents])
+    if launcher is not None:
+        run = f"{host}-{launcher['pid']}-{launcher['started_at']:.0f}"
+        return Server(run, host, launcher.get("expected_ranks"), _model(launcher.get("argv") or []))
+    # Started without it: the ranks have their parent in common.
+    pid, started = parents[0] if parents else (os.getpid(), "0")
+    return Server(f"{host}-{pid}-{_boot()}-{started}", host, None, _sglangs_model())
+
+
+def _launcher(state_dir: Path, parents: Sequence[int]) -> dict[str, Any] | None:
+    # A file of an earlier server may lie there still, if this one has no launcher.
+    try:
+        document = json.loads((state_dir / SERVER_FILE).read_text(encoding="utf-8"))
+        known = document["pid"] in parents and document["started_at"] >= 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return document if known else None
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """(pid, start in ticks since boot) of this process's parent, its parent, and so on."""
+    pid = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        try:
+            # After the name, which may hold anything: state, ppid, ... starttime is the 20th of these.
+            values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            found, pid = (pid, values[19]), int(values[1])
+        except (OSError, IndexError, ValueError):
+            return
+        yield found
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""
+
+
+def _model(arguments: Sequence[str]) -> str | None:
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in _MODEL_OPTIONS:
+            return value if equals else next(iter(arguments[index + 1 : index + 2]), None)
+    return _sglangs_model()
+
+
+def _sglangs_model() -> str | None:
+    """What SGLang itself says; None where it has not been configured: a notebook, a test."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+
+        return str(get_server_args().model_path)
+    except Exception:
+        return None
+
+
+def sizes() -> dict[str, int | None]:
+    """tp_size, pp_size and dp_size as SGLang has them; None where it has not said."""
+    found: dict[str, int | None] = {}
+    for name in ("tp_size", "pp_size", "dp_size"):
+        try:
+            from sglang.srt.runtime_context import get_parallel
+
+            found[name] = int(getattr(get_parallel(), name))
+        except Exception:
+            found[name] = None
+    return found
