@@ -6,10 +6,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-_SECRET = {"key", "token", "secret", "password"}
-# argparse takes a beginning of a name for the name.
-_SECRET_OPTIONS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
-_HIDDEN = "***"
+from . import redaction
+from .redaction import HIDDEN
 
 
 @dataclass(frozen=True)
@@ -65,19 +63,16 @@ def parse(arguments: list[str]) -> ServerArguments | None:
 
 
 def redacted(arguments: list[str]) -> list[str]:
-    """The command line without the values of options whose names speak of a secret."""
+    """The command line without secrets: neither the values of options that are, nor those inside a JSON argument."""
+    redact = redaction.Redactor(redaction.find(arguments, {}))
     shown, hide = [], False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        words = name.lstrip("-").replace("_", "-").split("-")
-        secret = name.startswith("--") and (
-            not _SECRET.isdisjoint(words)
-            or (len(name) > 3 and any(option.startswith(name) for option in _SECRET_OPTIONS))
-        )
+        secret = redaction.is_secret_option(name)
         if hide and not argument.startswith("--"):
-            shown.append(_HIDDEN)
+            shown.append(HIDDEN)
         else:
-            shown.append(f"{name}={_HIDDEN}" if secret and equals else argument)
+            shown.append(f"{name}={HIDDEN}" if secret and equals else redact(argument))
         hide = secret and not equals
     return shown
 

@@ -13,7 +13,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from . import arguments, preflight, state
+from . import arguments, preflight, redaction, state
 from .config import Config, Mode, from_environment
 from .errors import ContractError, KdtreeError, end_process
 
@@ -26,6 +26,7 @@ def main(server_arguments: list[str]) -> None:
     Raises:
         SystemExit: A check failed, or the server ended; with a documented code where a rank refused to serve.
     """
+    redaction.everywhere(redaction.find(server_arguments, os.environ))
     try:
         config = from_environment()
         reports: Path | None = config.state_dir

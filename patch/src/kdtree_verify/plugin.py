@@ -6,7 +6,10 @@ It imports nothing of SGLang. A process that imports the Triton backend, a sched
 from __future__ import annotations
 
 import functools
+import os
+import sys
 
+from . import redaction
 from .config import Mode, from_environment
 from .contract import BACKEND_MODULE, RUNNER_MODULE
 from .errors import ContractError, KdtreeError, end_process
@@ -21,6 +24,8 @@ def register() -> None:
     Raises:
         SystemExit: The environment is wrong or SGLang is foreign; one line on stderr says what to do.
     """
+    # In a process that the launcher started, or one that was spawned, this is there already.
+    redaction.everywhere(redaction.find(sys.argv[1:], os.environ))
     try:
         _register()
     except KdtreeError as error:

@@ -1,4 +1,4 @@
-"""Replaces a method of a class, once."""
+"""Replaces a method of a class or of one object, once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 _MARK = "__kdtree_wrapper__"
 
 
-def wrap_once(cls: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replaces method `name` of `cls` by `make(method)`, unless this was done before."""
-    stock = getattr(cls, name)
+def wrap_once(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces method `name` of `owner` by `make(method)`, unless this was done before."""
+    stock = getattr(owner, name)
     if hasattr(stock, _MARK):
         return
     wrapper = functools.wraps(stock)(make(stock))
     setattr(wrapper, _MARK, True)
-    setattr(cls, name, wrapper)
+    setattr(owner, name, wrapper)

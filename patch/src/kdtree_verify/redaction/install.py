@@ -1,0 +1,79 @@
+"""Puts the filter into this process and into every process that it starts.
+
+It sits where a line is finished, whoever wrote it: `logging.Handler.format`, whose result holds the traceback as well
+and which SGLang's repeated `logging.basicConfig(force=True)` and uvicorn's own configuration leave alone; and the
+`write` of sys.stdout and sys.stderr, for what is printed. What a library writes to the file descriptor itself passes.
+
+Processes started by multiprocessing's spawn carry it along: SGLang loads plugins in some of them only (not in
+detokenizer routers, nor in HTTP workers; 0.5.21 not in the detokenizer either).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ..wrap import wrap_once
+from .redactor import Redactor
+
+_WITHHELD = "kdtree: a line was withheld: it could not be searched for secrets"
+
+_redactor = Redactor()
+
+
+def everywhere(secrets: Iterable[str]) -> None:
+    """Hides these secrets, and those of earlier calls, in what this process and its children write from now on.
+
+    Never raises.
+    """
+    global _redactor
+    with suppress(Exception):
+        _redactor = Redactor(_redactor.secrets | frozenset(secrets))
+    for put in (_into_logging, _into_streams, _into_children):
+        with suppress(Exception):
+            put()
+
+
+def _redact(text: Any) -> Any:
+    try:
+        return _redactor(text)
+    except Exception:  # a text of a strange kind; a secret may be in it
+        return _WITHHELD
+
+
+def _into_logging() -> None:
+    wrap_once(
+        logging.Handler,
+        "format",
+        lambda stock: lambda self, record: _redact(stock(self, record)),
+    )
+
+
+def _into_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # On the object: whoever holds it, its descriptor and its buffer keep them.
+        with suppress(AttributeError, TypeError):
+            wrap_once(stream, "write", lambda stock: lambda text: stock(_redact(text)))
+
+
+def _into_children() -> None:
+    def make(stock: Callable[..., None]) -> Callable[..., None]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            stock(self, *args, **kwargs)
+            # An attribute is pickled with the process that is spawned, and restored before its target runs.
+            self._kdtree_arrival = _Arrival()
+
+        return __init__
+
+    wrap_once(BaseProcess, "__init__", make)
+
+
+class _Arrival:
+    """Restored in a child, it installs the filter there with the secrets that its parent knew."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return everywhere, (sorted(_redactor.secrets),)
