@@ -14,7 +14,7 @@ import math
 import os
 import stat
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from ..errors import UsageError
 from ..records import Model
 from .capture import Capture
+from .origin import Origin
 
 SCHEMA = 1
 SUFFIX = ".safetensors"
@@ -35,29 +36,6 @@ _METADATA = "kdtree"
 _HEADER_ROOM = 1 << 16  # bytes for names, offsets and metadata
 _ROWS_AT_ONCE = 4096
 _FIX = "give a whole file of this or the same version, as it was kept in captures/ (sha256sum on both ends)"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a capture was made; for the reader, and to know the same library again.
-
-    Attributes:
-        at: Unix time.
-        mode: KDTREE_VERIFY.
-        rank: The rank's name, e.g. dp0-pp0-tp0.
-        model_path: --model-path; None where SGLang has not said.
-        device: Name of the device, e.g. "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"; "host library" on a CPU.
-        library: version, sha256 of the file, source_hash, archs, kind ("cuda" or "host") and compiler; texts.
-        versions: Of this package, sglang, torch, cuda; None where not installed.
-    """
-
-    at: float
-    mode: str
-    rank: str
-    model_path: str | None
-    device: str
-    library: dict[str, str]
-    versions: dict[str, str | None]
 
 
 def size(capture: Capture) -> int:

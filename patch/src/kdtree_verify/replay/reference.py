@@ -1,7 +1,7 @@
 """What a captured call must give, in float64, and how far a kernel may be from it by its arithmetic alone.
 
 Nothing of either kernel is in it: plain products and a softmax over all keys at once, a few heads at a time. It
-computes what kernel/include/kdtree_verify.h says of kdtree_verify_args, with scales as the kernels get them, in float32.
+computes what kernel/include/kdtree_verify.h says of kdtree_verify_args, with scales as the kernels get them (float32).
 
 A kernel rounds what it multiplies: the softmax's weights before they meet the values, and, SGLang's with an fp8 pool,
 the query as well. The same attention with these roundings, and no other error, shows what they cost on this very call.
