@@ -29,6 +29,7 @@ def test_everything_set() -> None:
             "KDTREE_LOG_INTERVAL": "2.5",
             "KDTREE_EVIDENCE_DIR": "/evidence",
             "KDTREE_SAMPLE": "1000",
+            "KDTREE_CAPTURES": "0",
         }
     )
     assert found == config.Config(
@@ -39,6 +40,7 @@ def test_everything_set() -> None:
         log_interval=2.5,
         evidence_dir=Path("/evidence"),
         sample_every=1000,
+        captures=0,
     )
 
 
@@ -53,6 +55,7 @@ def test_everything_set() -> None:
         ("KDTREE_LOG_INTERVAL", "nan", "'nan'"),
         ("KDTREE_SAMPLE", "-1", "KDTREE_SAMPLE is not a count: '-1'"),
         ("KDTREE_SAMPLE", "1e3", "'1e3'"),
+        ("KDTREE_CAPTURES", "off", "KDTREE_CAPTURES is not a count: 'off'"),
     ],
 )
 def test_what_is_no_value(name, value, words) -> None:

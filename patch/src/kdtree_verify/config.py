@@ -44,6 +44,7 @@ class Config:
         log_interval: KDTREE_LOG_INTERVAL, seconds between a rank's report lines.
         evidence_dir: KDTREE_EVIDENCE_DIR, where what validate measured outlives the server.
         sample_every: KDTREE_SAMPLE, with `on` every so many verify calls of a layer run stock as well; 0: none.
+        captures: KDTREE_CAPTURES, calls out of bound that each rank keeps, with their requests' KV cache; 0: none.
     """
 
     mode: Mode
@@ -53,6 +54,7 @@ class Config:
     log_interval: float
     evidence_dir: Path
     sample_every: int
+    captures: int
 
 
 def from_environment(env: Mapping[str, str] | None = None) -> Config:
@@ -70,6 +72,7 @@ def from_environment(env: Mapping[str, str] | None = None) -> Config:
         log_interval=_seconds(env, "KDTREE_LOG_INTERVAL", 60.0),
         evidence_dir=_evidence_dir(env),
         sample_every=_count(env, "KDTREE_SAMPLE", 0),
+        captures=_count(env, "KDTREE_CAPTURES", 4),
     )
 
 

@@ -25,10 +25,10 @@ from safetensors.torch import save_file
 from ..errors import UsageError
 from ..records import Model
 from .capture import Capture
+from .folder import UNFINISHED
 from .origin import Origin
 
 SCHEMA = 1
-SUFFIX = ".safetensors"
 LARGEST_FILE = 256 << 20
 """Bytes. Neither written nor read above it: what is read takes up to 16 times as much memory in float64."""
 
@@ -49,7 +49,7 @@ def write(path: Path, capture: Capture, origin: Origin) -> None:
     Raises:
         OSError: The folder is gone, full, or cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}{UNFINISHED}")
     # Made first, so that its mode is ours and not the umask's.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     try:
