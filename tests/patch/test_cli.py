@@ -68,6 +68,7 @@ def test_each_command_explains_itself(command):
         ["health", "--bogus"],
         ["health", "--timeout", "soon"],
         ["health", "--url", "ftp://host"],
+        ["health", "--live", "--ready"],
         ["selftest", "--device", "gpu"],
         ["selftest", "--device", "cuda:x"],
         ["selftest", "--heads", "many"],
@@ -88,7 +89,9 @@ def test_health_tells_by_its_exit_code(served, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "healthy: on, 1 ranks, 0 kernel calls (no verify call yet)\n"
     assert "no server has reported" in refused(kdtree("health", KDTREE_STATE_DIR=str(tmp_path / "none")), 1)
-    assert "does not answer" in refused(kdtree("health", "--url", "auto", KDTREE_STATE_DIR=served), 1)
+    for option in (["--url", "auto"], ["--ready"]):
+        assert ":30000/ready does not answer" in refused(kdtree("health", *option, KDTREE_STATE_DIR=served), 1)
+    assert kdtree("health", "--live", KDTREE_STATE_DIR=served).stdout == "live: on, 1 of 1 ranks report\n"
 
 
 def test_health_is_quick_and_imports_neither_torch_nor_numpy(served):

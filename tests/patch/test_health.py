@@ -206,8 +206,8 @@ def test_three_heartbeats_may_be_missed():
 # ---- the endpoint
 
 
-def handler(codes: list[int]) -> type[BaseHTTPRequestHandler]:
-    """Answers /health with the last code in the list; with 0, late."""
+def handler(codes: list[int], path: str = "/ready") -> type[BaseHTTPRequestHandler]:
+    """Answers `path` with the last code in the list; with 0, late."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -215,7 +215,7 @@ def handler(codes: list[int]) -> type[BaseHTTPRequestHandler]:
             if code == 0:
                 time.sleep(1)
                 return
-            self.send_response(code if self.path == "/health" else 404)
+            self.send_response(code if self.path == path else 404)
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
@@ -231,7 +231,7 @@ def endpoint() -> Iterator[tuple[str, list[int]]]:
     server = HTTPServer(("127.0.0.1", 0), handler(codes))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/health", codes
+    yield f"http://127.0.0.1:{server.server_port}/ready", codes
     server.shutdown()
     server.server_close()
 
@@ -259,7 +259,23 @@ def test_auto_is_where_the_server_says_that_it_listens(tmp_path, endpoint, host)
     folder.edit_server(endpoint=told | {"tls": True})
     assert f"https://{host.replace('0.0.0.0', '127.0.0.1')}:" in folder.problem(url="auto", timeout=5)
     folder.edit_server(endpoint=None)
-    assert "http://127.0.0.1:30000/health" in folder.problem(url="auto", timeout=0.2)
+    assert "http://127.0.0.1:30000/ready" in folder.problem(url="auto", timeout=0.2)
+
+
+def test_auto_on_a_host_without_the_api(tmp_path):
+    """SGLang's stub there knows /ping, and no /ready."""
+    codes = [200]
+    server = HTTPServer(("127.0.0.1", 0), handler(codes, "/ping"))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = Folder(tmp_path)
+    folder.edit_server(endpoint={"host": "127.0.0.1", "port": server.server_port, "tls": False})
+    try:
+        assert folder.check(url="auto")
+        codes.append(503)
+        assert folder.problem(url="auto").endswith("/ping answers 503")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_auto_by_tls_takes_the_servers_own_certificate(tmp_path):
@@ -289,6 +305,51 @@ def test_auto_by_tls_takes_the_servers_own_certificate(tmp_path):
 def test_a_url_that_is_none(tmp_path, url):
     with pytest.raises(UsageError):
         Folder(tmp_path).check(url=url)
+
+
+# ---- liveness
+
+
+def not_live(folder: Folder) -> str:
+    with pytest.raises(health.Unhealthy) as raised:
+        health.check_live(status.read(folder.path))
+    assert str(raised.value).startswith("kdtree: not live: ")
+    return raised.value.found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "change"),
+    [
+        (2, {}),
+        (1, {}),
+        (2, {"state": "armed, not serving", "reason": "sinks"}),
+        (2, {"state": "failed", "reason": "a launch"}),
+        (2, {"mode": "off"}),
+        (2, {"schema": 99}),
+    ],
+)
+def test_what_a_restart_does_not_mend_lives(tmp_path, ranks, change):
+    folder = Folder(tmp_path, ranks=ranks)
+    folder.rank(0, **change)
+    assert health.check_live(status.read(tmp_path)) == f"live: on, {ranks} of 2 ranks report"
+
+
+def test_a_server_that_loads_lives(tmp_path):
+    folder = Folder(tmp_path, ranks=0, expected=8)
+    assert health.check_live(status.read(tmp_path)) == "live: on, 0 of 8 ranks report"
+    assert folder.problem() == "8 of 8 ranks have not reported"
+
+
+def test_what_has_ended_or_is_silent_does_not_live(tmp_path, dead_pid):
+    folder = Folder(tmp_path)
+    folder.rank(1, updated_at=time.time() - 3600)
+    assert not_live(folder).startswith("dp0-pp0-tp1 has not reported for ")
+    folder.rank(1, pid=dead_pid)
+    assert not_live(folder) == f"dp0-pp0-tp1 (pid {dead_pid}) has ended"
+    folder.edit_server(pid=dead_pid)
+    assert not_live(folder).startswith(f"the server (pid {dead_pid}) has ended")
+    (tmp_path / "server.json").unlink()
+    assert "no server has reported" in not_live(folder)
 
 
 # ---- status

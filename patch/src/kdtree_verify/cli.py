@@ -6,11 +6,10 @@ import argparse
 import json
 import os
 import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import abi, health, library, status, status_table, versions
+from . import abi, library, status_command, versions
 from .config import Config, Device, from_environment
 from .devices import check_architecture, on_machine
 from .doctor import command as doctor
@@ -91,37 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor.add_to(commands)
 
-    command = commands.add_parser(
-        "status",
-        help="what the server and each of its ranks report",
-        description="Shows mode, state, counters and worst layers of each rank; dead and silent ranks are marked.",
-    )
-    command.add_argument("--json", action="store_true", help="the state files, and whether healthy, as JSON on stdout")
-    command.add_argument(
-        "--watch",
-        type=_seconds,
-        nargs="?",
-        const=2.0,
-        metavar="SECONDS",
-        help="again and again (default every 2), until Ctrl-C; with --json a line each time",
-    )
-    command.set_defaults(command=_status)
-
-    command = commands.add_parser(
-        "health",
-        help="exit 0 only when every rank reports the mode that was asked for",
-        description="For a container's health check. A rank that is 'armed, not serving' is not healthy: stock answers "
-        "rightly, but what was asked for does not happen.",
-    )
-    command.add_argument(
-        "--url",
-        metavar="URL",
-        help="an http URL that must answer 200, too; 'auto': /health where the server's own arguments say it listens",
-    )
-    command.add_argument(
-        "--timeout", type=_seconds, default=25.0, metavar="SECONDS", help="how long the URL may take (default 25)"
-    )
-    command.set_defaults(command=_health)
+    status_command.add_to(commands)
 
     command = commands.add_parser(
         "version", help="versions, and what the kernel libraries say of themselves", description="For bug reports."
@@ -129,16 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="as JSON on stdout")
     command.set_defaults(command=_version)
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds up to 3600")
-    return value
 
 
 def _selftest(arguments: argparse.Namespace, config: Config) -> ExitCode:
@@ -174,52 +133,6 @@ def _prove(
     except KdtreeError as error:
         return {"device": str(device), "passed": False, "error": str(error)}, None, error
     return report.as_dict(), report.summary(), report.failure()
-
-
-def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    if arguments.watch is not None:
-        return _watch(arguments, config)
-    snapshot = status.read(config.state_dir)
-    if arguments.json:
-        print(json.dumps(_with_health(snapshot), indent=1))
-    elif snapshot.server or snapshot.ranks:
-        print(status_table.table(snapshot))
-    else:
-        raise health.Unhealthy(
-            "nothing to show",
-            snapshot.error or f"no server has reported in {snapshot.directory}",
-            "start it with python -m kdtree_verify.launch, with the same KDTREE_STATE_DIR",
-        )
-    return ExitCode.OK if snapshot.server else ExitCode.UNHEALTHY
-
-
-def _watch(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    """Shows what is there, also where no server has reported yet, until somebody has seen enough."""
-    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
-    try:
-        while True:
-            snapshot = status.read(config.state_dir)
-            if arguments.json:
-                print(json.dumps(_with_health(snapshot)), flush=True)
-            else:
-                now = time.strftime("%H:%M:%S")
-                print(f"{clear}{now}  every {arguments.watch:g} s\n{status_table.table(snapshot)}\n", flush=True)
-            time.sleep(arguments.watch)
-    except KeyboardInterrupt:
-        return ExitCode.OK
-
-
-def _with_health(snapshot: status.Snapshot) -> dict[str, Any]:
-    try:
-        healthy, reason = True, health.check(snapshot)
-    except health.Unhealthy as error:
-        healthy, reason = False, error.found
-    return snapshot.as_dict() | {"healthy": healthy, "health": reason}
-
-
-def _health(arguments: argparse.Namespace, config: Config) -> ExitCode:
-    print(health.check(status.read(config.state_dir), arguments.url, arguments.timeout))
-    return ExitCode.OK
 
 
 def _version(arguments: argparse.Namespace, config: Config) -> ExitCode:
