@@ -1,4 +1,4 @@
-"""The `kdtree` command. Only `selftest` imports torch."""
+"""The `kdtree` command. Only `selftest` and `replay` import torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .config import Config, Device, from_environment
 from .devices import check_architecture, on_machine
 from .doctor import command as doctor
 from .errors import ExitCode, KdtreeError, LibraryError, UsageError
+from .replay import command as replay
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _EXIT_CODES = """\
 exit codes:
   0   as asked
-  1   health: not healthy; status: no server has reported
+  1   health: not healthy; status: no server has reported; replay: see there, up to 4
   64  a bad argument or environment value
   69  no such GPU, or one that the library has no machine code for
   70  the kernel library is missing, foreign, or failed its self-test
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_to(commands)
 
     status_command.add_to(commands)
+    replay.add_to(commands)
 
     command = commands.add_parser(
         "version", help="versions, and what the kernel libraries say of themselves", description="For bug reports."

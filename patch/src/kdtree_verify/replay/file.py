@@ -53,7 +53,9 @@ def write(path: Path, capture: Capture, origin: Origin) -> None:
     # Made first, so that its mode is ours and not the umask's.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     try:
-        save_file(capture.tensors, temporary, {_METADATA: json.dumps(_document(capture, origin))})
+        # Of one token, v may be a view of k: safetensors refuses tensors that share memory.
+        tensors = capture.tensors | {"v": capture.v.clone()}
+        save_file(tensors, temporary, {_METADATA: json.dumps(_document(capture, origin))})
         os.replace(temporary, path)
     except SafetensorError as error:  # how it hands on what the operating system refused
         raise OSError(str(error)) from error
