@@ -15,6 +15,7 @@ from .devices import check_architecture, on_machine
 from .doctor import command as doctor
 from .errors import ExitCode, KdtreeError, LibraryError, UsageError
 from .replay import command as replay
+from .verdict import command as report
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,8 @@ _EXIT_CODES = """\
 exit codes:
   0   as asked
   1   health: not healthy; status: no server has reported; replay: see there, up to 4
+  2   report: not yet
+  3   report: no, on is not justified
   64  a bad argument or environment value
   69  no such GPU, or one that the library has no machine code for
   70  the kernel library is missing, foreign, or failed its self-test
@@ -36,6 +39,7 @@ exit codes:
 environment:
   KDTREE_LIBRARY_DIR  where the kernel libraries lie (default /opt/kdtree/lib)
   KDTREE_STATE_DIR    where server and ranks report (default /run/kdtree where that can be written)
+  KDTREE_EVIDENCE_DIR report: where what validate measured is kept (default /var/lib/kdtree, likewise)
   KDTREE_DEVICE       cpu: the host library
   KDTREE_ALLOW_CC     doctor: compute capabilities to accept besides 12.0, for development"""
 
@@ -93,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status_command.add_to(commands)
     replay.add_to(commands)
+    report.add_to(commands)
 
     command = commands.add_parser(
         "version", help="versions, and what the kernel libraries say of themselves", description="For bug reports."

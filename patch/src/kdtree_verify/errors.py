@@ -15,6 +15,10 @@ class ExitCode(IntEnum):
 
     OK = 0
     UNHEALTHY = 1
+    NOT_YET = 2
+    """`kdtree report`: there is too little evidence for `on`."""
+    NOT_JUSTIFIED = 3
+    """`kdtree report`: the evidence speaks against `on`."""
     USAGE = 64
     """A bad argument or environment value."""
     DEVICE = 69

@@ -1,4 +1,4 @@
-"""The folder of evidence: names, sizes, what is removed when it grows beyond its limits."""
+"""The folder of evidence: names, forms, sizes, what is removed when it grows beyond its limits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+SCHEMA = 1
+KIND = "kdtree evidence"
 PATTERN = "run-*.json"
 MOST_FILES = 1024
 MOST_BYTES = 128 << 20

@@ -17,9 +17,6 @@ from .history import History
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
-KIND = "kdtree evidence"
-
 # Seconds.
 LOOK_EVERY = 5.0
 WRITE_EVERY = 30.0
@@ -110,8 +107,8 @@ class Follower:
     def _content(self, ended: bool) -> dict[str, Any]:
         history = self._history
         return {
-            "schema": SCHEMA,
-            "kind": KIND,
+            "schema": files.SCHEMA,
+            "kind": files.KIND,
             "id": self._id,
             "server": self._server.as_dict(),
             "setup": setup.of_rank(self._last, self._server.model, self._sizes).as_dict(),

@@ -1,0 +1,71 @@
+"""`kdtree report`: reads the evidence, judges it, says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from .. import state
+from ..config import Config
+from ..errors import ExitCode, UsageError
+from ..evidence import read
+from . import installed, judge, merge, page, saving, text
+from .document import Report, document
+
+DESCRIPTION = """\
+Says whether what validate measured justifies KDTREE_VERIFY=on: "on is justified", "not yet" with what is missing, or
+"no" with each reason. All runs of the setup that was served last count, also those before a restart.
+
+exit codes:
+  0   on is justified
+  2   not yet
+  3   no
+  64  a bad argument, or nothing was measured"""
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    command = commands.add_parser(
+        "report",
+        help="whether what validate measured justifies on",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--json", action="store_true", help="all of it as JSON on stdout")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots, too")
+    command.add_argument("--dir", type=Path, metavar="DIR", help="the evidence (default KDTREE_EVIDENCE_DIR)")
+    command.set_defaults(command=main)
+
+
+def main(parsed: argparse.Namespace, config: Config) -> ExitCode:
+    """Raises UsageError where there is nothing to judge, or the page cannot be written."""
+    report = make(parsed.dir or config.evidence_dir, config)
+    if parsed.html:
+        try:
+            state.replace(parsed.html, page.page(report))
+        except OSError as error:
+            found = f"{parsed.html}: {error.strerror}"
+            raise UsageError("the page cannot be written", found, "name a file in a folder of yours") from error
+    print(json.dumps(document(report), indent=1) if parsed.json else text.text(report), end="\n" if parsed.json else "")
+    return report.verdict.code
+
+
+def make(directory: Path, config: Config) -> Report:
+    """The report on a folder of evidence.
+
+    Raises:
+        UsageError: It holds none.
+    """
+    fix = "serve with KDTREE_VERIFY=validate and the same KDTREE_EVIDENCE_DIR, then ask again"
+    try:
+        entries, unreadable = read.folder(directory)
+    except OSError as error:
+        raise UsageError("no evidence", f"{directory}: {error.strerror}", fix) from error
+    evidence = merge.merge(entries, unreadable)
+    if evidence is None:
+        found = f"; {unreadable[-1].name}: {unreadable[-1].why}" if unreadable else ""
+        raise UsageError("no evidence", f"{directory} holds {len(unreadable) or 'no'} file(s){found}", fix)
+    criteria = judge.judge(evidence, installed.differences(evidence.setup, config))
+    return Report(str(directory), time.time(), judge.verdict(criteria), criteria, evidence, saving.times(evidence))

@@ -1,0 +1,22 @@
+"""Ranges of counts, as people read them."""
+
+from __future__ import annotations
+
+_KILO = 1024
+
+
+def short(value: int) -> str:
+    """8192 as 8K."""
+    return f"{value // _KILO}K" if value and value % _KILO == 0 else f"{value:,}"
+
+
+def prefix(start: int, below: int | None) -> str:
+    """A range of prefix lengths in tokens: from its first to below its end."""
+    return f"{short(start)} and more" if below is None else f"{short(start)} to {short(below)}"
+
+
+def batch(start: int, below: int | None) -> str:
+    """A range of requests in one call."""
+    if below is None:
+        return f"{start} and more"
+    return str(start) if below == start + 1 else f"{start} to {below - 1}"
