@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import stat
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,19 @@ def check_files(table: Mapping[str, Any]) -> Iterator[Failure]:
     for name in ("caches", "nvidia-entrypoint"):
         if not os.path.exists(table[name]):  # false, too, where this user may not look
             yield f"{table[name]} exists", "it does not", MOVED
+    size = unreadable_bytes(Path(table["caches"]))
+    if size > table["unreadable-bytes"]:
+        yield (
+            f"at most {table['unreadable-bytes']} bytes of {table['caches']} are root's alone to read",
+            str(size),
+            MOVED,
+        )
+
+
+def unreadable_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder that not everybody may read; 0 where this user may not look."""
+    files = (Path(parent, name).lstat() for parent, _, names in os.walk(folder) for name in names)
+    return sum(each.st_size for each in files if stat.S_ISREG(each.st_mode) and each.st_mode & 0o444 != 0o444)
 
 
 def failures(assumptions: Mapping[str, Any], commit: str, environment: Mapping[str, str]) -> list[Failure]:

@@ -9,12 +9,13 @@
   KDTREE_ALLOW_CC      development only: compute capabilities to accept besides 12.0, e.g. 9.0 or 9.0,10.0
   KDTREE_DEVICE        cpu: no GPU, the host library; only with --device cpu and where no GPU is visible
   KDTREE_API_KEY_FILE  file that holds the API key, handed on in no command line (SGLang's own log shows it)
+  HF_TOKEN_PATH        file that holds the Hugging Face token
   KDTREE_STATE_DIR     where the server and its ranks report (default /run/kdtree)
 
 Exit codes: 64 bad usage or value, 69 GPU or driver refused, 71 CUDA does not start, 72 /dev/shm too small, 73 the model
-does not fit the GPUs, 75 memlock too low, 78 no kdtree-verify wheel; later ones are the server's. `kdtree doctor` asks
-the same, and more. It ends in exec, so that nothing of it remains, and never initializes CUDA: a child process does, to
-try it, and SGLang's ranks do, each for itself.
+does not fit the GPUs, 75 memlock too low, 77 the model or the caches are another user's, 78 no kdtree-verify wheel;
+later ones are the server's. `kdtree doctor` asks the same, and more. It ends in exec, so that nothing of it remains,
+and never initializes CUDA: a child process does, to try it, and SGLang's ranks do, each for itself.
 """
 
 from __future__ import annotations
@@ -92,6 +93,23 @@ def with_api_key(arguments: list[str], state_dir: Path, env: Mapping[str, str]) 
     return ["--config", str(config), *arguments]
 
 
+def check_token(env: Mapping[str, str]) -> None:
+    """Raises UsageError where the Hugging Face token's file cannot be read: SGLang would end with a traceback."""
+    path = env.get("HF_TOKEN_PATH", "")
+    try:
+        if path:
+            open(path, "rb").close()
+    except FileNotFoundError:
+        pass  # as huggingface_hub takes it: no token
+    except OSError as error:
+        fix = f"{may_read()}, or unset HF_TOKEN_PATH"
+        raise UsageError("the Hugging Face token's file cannot be read", f"{path}: {error.strerror}", fix) from None
+
+
+def may_read() -> str:
+    return f"let user {os.geteuid()} or group {os.getegid()} read it (chgrp and chmod 640: docs/operating/security.md)"
+
+
 def read_key(path: str) -> str | None:
     """The key in a file; None where no file is named, or where it is a device (compose.yaml's default, /dev/null)."""
     if not path:
@@ -103,6 +121,8 @@ def read_key(path: str) -> str | None:
         key = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
+        if isinstance(error, PermissionError):
+            fix = f"{may_read()}, or unset KDTREE_API_KEY_FILE"
         raise UsageError("the API key's file cannot be read", f"{path}: {reason}", fix) from None
     if not key or len(key.split()) != 1 or key.startswith("-"):
         found = "nothing" if not key else "more than one word" if len(key.split()) > 1 else "a leading -"
@@ -129,8 +149,10 @@ def become(command: list[str]) -> NoReturn:
 def serve(arguments: list[str], env: Mapping[str, str]) -> NoReturn:
     """Checks, then the server. Raises UsageError."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: it ends this process, and the check that it waits for
+    os.umask(0o002)  # what one user of the group compiles, the next may use and replace
     config = from_environment(env)
     say(f"mode {config.mode}")
+    check_token(env)
     check(arguments, config, env)
     become([sys.executable, "-m", "kdtree_verify.launch", *with_api_key(arguments, config.state_dir, env)])
 

@@ -33,7 +33,7 @@ NOT_MOUNTED = {
     "/usr/local": {"bin", "nvidia"},  # the driver's folder comes with the GPU, by CDI
     "/opt": {"sglang", "kdtree"},
 }
-FOLDERS = ("dev", "etc", "mnt", "opt", "proc", "root/.cache", "root/.triton", "run", "sys", "usr", "usr/local", "var")
+FOLDERS = ("dev", "etc", "mnt", "opt", "proc", "root/.cache", "run", "sys", "usr", "usr/local", "var")
 INHERITED = (
     *("LIBRARY_PATH", "CPATH", "CUDA_HOME", "CUDA_PATH", "CC", "CXX", "TORCH_CUDA_ARCH_LIST"),
     *("TRITON_LIBCUDA_PATH", "TRITON_PTXAS_PATH"),

@@ -16,7 +16,7 @@ from .errors import ContainerError
 
 SETTLED_SECONDS = 30.0
 CALL_SECONDS = 60.0
-CACHES = {"kdtree_jit-caches": "/root/.cache", "kdtree_triton-cache": "/root/.triton"}
+CACHES = {"kdtree_jit-caches": "/root/.cache"}
 """compose.yaml's volumes, by the names that they have in its project: what one server compiles the next finds."""
 
 
@@ -74,11 +74,11 @@ class Docker:
             container.remove()
 
     def start(self, *command: str, options: Sequence[str] = ()) -> Container:
-        """Starts a container in the background, on the host's network."""
+        """Starts a container in the background, on the host's network. As root, whose this machine's Python may be."""
         volumes = [f"--volume={mount}:{mount}:ro" for mount in self.mounts]
         variables = [f"--env={name}={value}" for name, value in self.settings.items()]
         given = [*variables, *volumes, *options, self.image, *command]
-        return Container(self, self.call("run", "--detach", "--network=host", *given).strip())
+        return Container(self, self.call("run", "--detach", "--network=host", "--user=0:0", *given).strip())
 
     def remove_all(self) -> None:
         """Ends and removes every container of the engine."""

@@ -205,6 +205,7 @@ class Scenario:
             "KDTREE_LOG_INTERVAL": "1",
             "KDTREE_RESTART": "no",
             "KDTREE_SHM_SIZE": "8g",
+            "KDTREE_USER": "0:0",
             **self.profile.allowed,
         }
         files = [f"--file={ROOT / name}" for name in COMPOSE_FILES]

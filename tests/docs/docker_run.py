@@ -18,11 +18,12 @@ def parse(words: list[str]) -> argparse.Namespace:
         ValueError: An option that the pages do not use so far, or no image.
     """
     parser = _Parser(allow_abbrev=False, add_help=False)
-    for option in ("--name", "--gpus", "--shm-size", "--restart", "--stop-timeout"):
+    for option in ("--name", "--gpus", "--shm-size", "--restart", "--stop-timeout", "--user"):
         parser.add_argument(option)
-    for flag in ("-d", "--rm"):
+    for flag in ("-d", "--rm", "--read-only"):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--ulimit", action="append", default=[])
+    for option in ("--ulimit", "--tmpfs", "--cap-drop", "--security-opt"):
+        parser.add_argument(option, action="append", default=[])
     parser.add_argument("-p", "--publish", action="append", default=[])
     parser.add_argument("-v", "--volume", action="append", default=[])
     parser.add_argument("-e", "--env", action="append", default=[])

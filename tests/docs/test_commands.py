@@ -57,7 +57,7 @@ def server_arguments() -> list[tuple[Block, list[str]]]:
     for block, words in shell_commands("docker", "run"):
         command = docker_run.parse(words).command
         found.append((block, command[3:] if command[1:2] == ["-m"] else command))
-    return [(block, words) for block, words in found if words]
+    return [(block, words) for block, words in found if words and words[0].startswith("-")]
 
 
 # ---- every block
@@ -164,6 +164,8 @@ def test_docker_run_is_the_same_server(resolve: Resolve, block: Block) -> None:
     assert run.publish == [f"{port['host_ip']}:{port['published']}:{port['target']}"]
     volumes = {project["volumes"][v["source"]]["name"] + ":" + v["target"] for v in wanted["volumes"]}
     assert set(run.volume) == volumes
+    assert (run.read_only, run.tmpfs) == (wanted["read_only"], wanted["tmpfs"])
+    assert (run.cap_drop, run.security_opt) == (wanted["cap_drop"], wanted["security_opt"])
     assert (run.restart, f"{run.stop_timeout}s") == (wanted["restart"], _seconds(wanted["stop_grace_period"]))
 
 

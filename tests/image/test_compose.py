@@ -55,11 +55,13 @@ def test_defaults() -> None:
     (port,) = found["ports"]
     assert (port["host_ip"], port["target"]) == ("127.0.0.1", 30000)
     assert found["init"] is False
+    assert (found["user"], found["read_only"], found["cap_drop"]) == ("1000:0", True, ["ALL"])
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert found.keys().isdisjoint({"privileged", "ipc", "network_mode", "pid"})
     assert found["ulimits"]["memlock"] == -1
     assert {volume["target"] for volume in found["volumes"] if volume["type"] == "volume"} == {
         "/root/.cache/huggingface",
         "/root/.cache",
-        "/root/.triton",
         "/var/lib/kdtree",
     }
 
@@ -82,6 +84,17 @@ def test_the_api_key_is_a_file() -> None:
     found = config("compose.yaml", KDTREE_API_KEY_FILE="/srv/key")
     assert found["secrets"]["api-key"]["file"] == "/srv/key"
     assert found["services"]["server"]["environment"]["KDTREE_API_KEY_FILE"] == "/run/secrets/api-key"
+
+
+def test_the_token_is_a_file() -> None:
+    found = config("compose.yaml", KDTREE_HF_TOKEN_FILE="/srv/token")
+    assert found["secrets"]["hf-token"]["file"] == "/srv/token"
+    assert found["services"]["server"]["environment"]["HF_TOKEN_PATH"] == "/run/secrets/hf-token"
+
+
+def test_its_confinement_can_be_loosened() -> None:
+    found = server("compose.yaml", KDTREE_USER="0:0", KDTREE_READ_ONLY="false")
+    assert (found["user"], found.get("read_only", False)) == ("0:0", False)
 
 
 def test_a_model_is_required() -> None:
@@ -112,5 +125,5 @@ def test_the_example_shows_the_defaults() -> None:
     text = (ROOT / "compose.yaml").read_text()
     defaults = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", text))
     for name, shown in re.findall(r"^#([A-Z_]+)=(.*)$", (ROOT / ".env.example").read_text(), re.M):
-        if name not in ("KDTREE_SERVER_ARGS", "KDTREE_API_KEY_FILE"):
+        if name not in ("KDTREE_SERVER_ARGS", "KDTREE_API_KEY_FILE", "KDTREE_HF_TOKEN_FILE"):
             assert shown == defaults[name], name

@@ -66,10 +66,23 @@ def test_a_machine_that_is_well_up_to_the_kernel_s_own_proof() -> None:
     # The self-test has no GPU here: torch says so, and what it says is handed on.
     told = asked("--", "--model-path", "m", "--tp-size", "1", KDTREE_LIBRARY_DIR=LIBRARIES)
     assert list(told) == [
-        *("device", "nvml", "driver", "gpus", "cards", "cuda", "ranks", "memory", "shm", "memlock"),
+        *("device", "nvml", "driver", "gpus", "cards", "model", "caches", "cuda", "ranks", "memory", "shm", "memlock"),
         *("versions", "contract", "library", "selftest", "p2p"),
     ]
-    for check in ("device", "nvml", "driver", "gpus", "cards", "cuda", "ranks", "shm", "versions", "contract"):
+    for check in (
+        "device",
+        "nvml",
+        "driver",
+        "gpus",
+        "cards",
+        "model",
+        "caches",
+        "cuda",
+        "ranks",
+        "shm",
+        "versions",
+        "contract",
+    ):
         assert status(told, check) == "ok", told[check]
     if (Path(LIBRARIES) / "libkdtree_verify_cuda.so").exists():
         assert "no CUDA device" in told["selftest"][0]["text"]

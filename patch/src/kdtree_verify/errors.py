@@ -35,6 +35,8 @@ class ExitCode(IntEnum):
     """The GPUs do not exchange data rightly, or not in time."""
     LOCKED_MEMORY = 75
     """Too little memory may be locked."""
+    ACCESS = 77
+    """The user may not read the model, or not write what is compiled and downloaded."""
     CONTRACT = 78
     """SGLang is not what the patch was written for, the plugin cannot load, or the backend is not Triton."""
 
@@ -89,6 +91,10 @@ class PeersError(KdtreeError):
 
 class LockedMemoryError(KdtreeError):
     code = ExitCode.LOCKED_MEMORY
+
+
+class AccessError(KdtreeError):
+    code = ExitCode.ACCESS
 
 
 class ContractError(KdtreeError):

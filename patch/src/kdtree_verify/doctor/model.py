@@ -35,11 +35,21 @@ def weights(plan: Plan, env: Mapping[str, str]) -> Weights:
         return _of_folder(path)
     if path.is_absolute() or plan.model.startswith(".") or plan.model.count("/") != 1:
         return Weights(None, f"{plan.model} is no folder here, nor a name on Hugging Face")
-    cached = Path(plan.download_dir) if plan.download_dir else _cache(env)
-    folder = _snapshot(cached / f"models--{plan.model.replace('/', '--')}", plan.revision or "main")
+    folder = snapshot(plan, env)
     if folder is None:
-        return Weights(None, f"{plan.model} is not in {cached}: it will be downloaded")
+        return Weights(None, f"{plan.model} is not in {hub(plan, env)}: it will be downloaded")
     return _of_folder(folder)
+
+
+def hub(plan: Plan, env: Mapping[str, str]) -> Path:
+    """Where the plan's model is downloaded to, if it has a name on Hugging Face."""
+    return Path(plan.download_dir) if plan.download_dir else _cache(env)
+
+
+def snapshot(plan: Plan, env: Mapping[str, str]) -> Path | None:
+    """The folder of the plan's model among what was downloaded; None where it is not there."""
+    name = f"models--{(plan.model or '').replace('/', '--')}"
+    return _snapshot(hub(plan, env) / name, plan.revision or "main")
 
 
 def _of_folder(folder: Path) -> Weights:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from .. import config
 from ..config import Device, Mode
 from ..errors import KdtreeError, UsageError
-from . import cuda, gpus, host, model, nvml, peers, selection, software
+from . import cuda, folders, gpus, host, model, nvml, peers, selection, software
 from .arguments import Plan
 from .finding import Finding, Status, failed, ok, skipped, warning
 
@@ -195,10 +195,15 @@ _HOST = (
     Check("memlock", lambda about: host.check_memlock(about.ranks, about.plan.nodes)),
 )
 
-BEFORE_OFF = (*_SEEN, *_HOST)
+_FOLDERS = (
+    Check("model", lambda about: folders.check_model(about.plan, about.env), gpu=False, binding=True),
+    Check("caches", lambda about: folders.check_caches(about.env), gpu=False),
+)
+
+BEFORE_OFF = (*_SEEN, *_FOLDERS, *_HOST)
 """What the entrypoint asks before a server with off: it has nothing started, and only a binding check stops it."""
 
-BEFORE_KERNEL = (*_SEEN, _CARDS, *_STARTED, *_HOST)
+BEFORE_KERNEL = (*_SEEN, _CARDS, *_FOLDERS, *_STARTED, *_HOST)
 """What the entrypoint asks before a server with validate or on; without torch or SGLang, in seconds."""
 
 INSTALLATION = (
