@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -72,11 +73,15 @@ class Server:
 
     def wait_ready(self) -> None:
         """Raises Ended, or TimeoutError, where it never serves."""
+        self.wait_answers(200)
+
+    def wait_answers(self, status: int) -> None:
+        """As wait_ready, where a server with a key answers 401 to who has none."""
         deadline = time.monotonic() + self.launch.ready_seconds
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise Ended(f"status {self.process.returncode}\n{self.log()[-3000:]}")
-            if self._answers():
+            if self._answers(status):
                 return
             time.sleep(0.3)
         raise TimeoutError(f"not up after {self.launch.ready_seconds} s\n{self.log()[-3000:]}")
@@ -105,11 +110,13 @@ class Server:
         """Forgets what the prefix cache holds."""
         urllib.request.urlopen(f"{self.url}/flush_cache", data=b"", timeout=30).close()
 
-    def _answers(self) -> bool:
+    def _answers(self, status: int) -> bool:
         # /model_info generates nothing; it answers when the ranks are up.
         try:
-            with urllib.request.urlopen(f"{self.url}/model_info", timeout=5):
-                return True
+            with urllib.request.urlopen(f"{self.url}/model_info", timeout=5) as response:
+                return bool(response.status == status)
+        except urllib.error.HTTPError as error:
+            return error.code == status
         except OSError:
             return False
 

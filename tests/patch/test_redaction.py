@@ -19,8 +19,10 @@ ODD = 'it\'s \\ an "odd" kéy & more'
 
 @pytest.mark.parametrize(
     "name",
-    ["--api-key", "--api", "--api-k", "--api_key", "--admin-api-key", "--adm", "--ssl-keyfile-p", "--hf-token"]
-    + ["--watermark-config", "--some-password", "--client-secret"],
+    [
+        *("--api-key", "--api", "--api-k", "--api_key", "--admin-api-key", "--adm", "--ssl-keyfile-p", "--hf-token"),
+        *("--watermark-config", "--some-password", "--client-secret"),
+    ],
 )
 def test_options_that_are_secret(name: str) -> None:
     assert is_secret_option(name)
@@ -28,8 +30,10 @@ def test_options_that_are_secret(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["--ssl-keyfile", "--max-total-tokens", "--tokenizer-path", "--bucket-time-to-first-token", "-a", "--", "--a"]
-    + ["--kt-max-deferred-experts-per-token", "--speculative-token-map", "--model-path", "api-key"],
+    [
+        *("--ssl-keyfile", "--max-total-tokens", "--tokenizer-path", "--bucket-time-to-first-token", "-a", "--", "--a"),
+        *("--kt-max-deferred-experts-per-token", "--speculative-token-map", "--model-path", "api-key"),
+    ],
 )
 def test_options_that_are_not(name: str) -> None:
     assert not is_secret_option(name)
@@ -109,7 +113,6 @@ def test_a_known_value_is_hidden_however_it_is_spelled(secret: str, write) -> No
         "{'api_key': 's3same', 'port': 1}",
         '{"admin_api_key": "s3same"}',
         r'{"extra": "{\"secret_key\": \"s3same\"}"}',
-        "python -m sglang.launch_server --api-key s3same --port 1",
         "--admin-api-k=s3same",
         '"GET /health?api_key=s3same&x=1 HTTP/1.1" 200',
         "ssl_keyfile_password='s3same'",
@@ -130,6 +133,7 @@ def test_a_value_beside_its_name_is_hidden_though_nobody_told_it(text: str) -> N
         "eos_token='<|end|>', pad_token='<pad>', next_token='the'",
         "    api_key=get_serving().api_key,",
         "--grpc-port is incompatible with --api-key/--admin-api-key",
+        "--ssl-keyfile-password has no effect without --ssl-certfile",
         "Prefill batch, #new-seq: 1, #new-token: 128, #cached-token: 0, token usage: 0.00",
         "KeyError: 'model.layers.0.key'",
         "",
@@ -142,6 +146,7 @@ def test_other_lines_are_as_they_were(text: str) -> None:
 def test_a_short_value_does_not_take_the_log_with_it() -> None:
     redact = Redactor({"a"})
     assert redact("a batch of a day, api_key='a'") == "a batch of a day, api_key='***'"
+    assert redact("server --api-key a --host a.b") == "server --api-key *** --host a.b"
 
 
 def test_one_secret_inside_another() -> None:

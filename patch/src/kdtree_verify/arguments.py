@@ -28,12 +28,14 @@ class ServerArguments:
         verify_backends: Attention backends named for prefill and for decode; verify runs on one of the two.
         use_ray: Whether Ray starts the schedulers.
         endpoint: Its HTTP endpoint.
+        admin_key_alone: Whether there is an administrator's key and none for requests.
     """
 
     expected_ranks: int
     verify_backends: tuple[str | None, str | None]
     use_ray: bool
     endpoint: Endpoint
+    admin_key_alone: bool = False
 
 
 def parse(arguments: list[str]) -> ServerArguments | None:
@@ -59,6 +61,7 @@ def parse(arguments: list[str]) -> ServerArguments | None:
         ),
         use_ray=bool(getattr(found, "use_ray", False)),
         endpoint=Endpoint(found.host, found.port, tls=bool(getattr(found, "ssl_certfile", None))),
+        admin_key_alone=bool(getattr(found, "admin_api_key", None)) and not getattr(found, "api_key", None),
     )
 
 

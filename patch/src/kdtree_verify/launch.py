@@ -19,6 +19,11 @@ from .errors import ContractError, KdtreeError, end_process
 
 SERVER = "sglang.launch_server"
 
+_ADMIN_KEY_ALONE = (
+    "kdtree: warning: --admin-api-key without --api-key: SGLang's /server_info shows it to everybody who reaches the "
+    "port. Fix: set a key for requests, too"
+)
+
 
 def main(server_arguments: list[str]) -> None:
     """Checks, then runs SGLang's server in this process until it ends.
@@ -77,6 +82,8 @@ def _announce_off(config: Config, server_arguments: list[str]) -> Path | None:
 
 
 def _announce(config: Config, server_arguments: list[str], parsed: arguments.ServerArguments | None) -> None:
+    if parsed and parsed.admin_key_alone:
+        print(_ADMIN_KEY_ALONE, file=sys.stderr, flush=True)
     known = (parsed.expected_ranks, asdict(parsed.endpoint)) if parsed else (None, None)
     document = state.server_document(config.mode, arguments.redacted(server_arguments), *known)
     state.write(config.state_dir / state.SERVER_FILE, document)

@@ -21,11 +21,9 @@ _NAME = (
 _FORMS = (
     # api_key='...', 'api_key': '...', "api_key": "..." and the same inside a quoted string.
     re.compile(rf"(?P<before>\b{_NAME}\\*[\"']?\s*[=:]\s*(?P<quote>\\*[\"']))(?:(?!(?P=quote)).)+", re.I),
-    # --api-key ... and --api-key=..., as a command line is written. argparse takes a beginning for the name.
+    # --api-key=..., as a command line is written. argparse takes a beginning for the name.
     re.compile(
-        rf"(?P<before>(?<![\w-])--(?:{_NAME}|api(?:-ke?)?|ad[\w-]*|ssl-keyfile-[\w-]*)(?:\s+|=)[\"']?)"
-        r"(?!-)[^\s\"',)\]}]+",
-        re.I,
+        rf"(?P<before>(?<![\w-])--(?:{_NAME}|api(?:-ke?)?|ad[\w-]*|ssl-keyfile-[\w-]*)=[\"']?)[^\s\"',)\]}}]+", re.I
     ),
     # ?api_key=... of a request's line.
     re.compile(rf"(?P<before>[?&](?:{_NAME}|key|token)=)[^\s&\"'#]+", re.I),
@@ -48,6 +46,10 @@ class Redactor:
         spellings = {each for value in self.secrets if len(value) >= SHORTEST for each in _spellings(value)}
         # The longest first: one value may hold another.
         self._values = sorted(spellings, key=lambda value: (-len(value), value))
+        short = "|".join(re.escape(value) for value in sorted(self.secrets) if 0 < len(value) < SHORTEST)
+        # A command line with a blank between; without the value it could be a sentence about the option.
+        given = [re.compile(rf"(?P<before>(?<![\w-])--[\w-]+ [\"']?)(?:{short})(?=[\s\"',)\]}}]|$)")] if short else []
+        self._forms = (*_FORMS, *given)
 
     def __call__(self, text: str) -> str:
         """The text without secrets. Anything but a string is returned as it is."""
@@ -58,7 +60,7 @@ class Redactor:
                 text = text.replace(value, HIDDEN)
         lower = text.lower()
         if any(hint in lower for hint in _HINTS):
-            for form in _FORMS:
+            for form in self._forms:
                 text = form.sub(rf"\g<before>{HIDDEN}", text)
         return text
 
