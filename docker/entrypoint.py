@@ -8,7 +8,7 @@
   KDTREE_VERIFY        off (default), validate or on
   KDTREE_ALLOW_CC      development only: compute capabilities to accept besides 12.0, e.g. 9.0 or 9.0,10.0
   KDTREE_DEVICE        cpu: no GPU, the host library; only with --device cpu and where no GPU is visible
-  KDTREE_API_KEY_FILE  file that holds the API key, handed on in no command line (SGLang's own log shows it)
+  KDTREE_API_KEY_FILE  file that holds the API key, handed on in no command line, and hidden in the log
   HF_TOKEN_PATH        file that holds the Hugging Face token
   KDTREE_STATE_DIR     where the server and its ranks report (default /run/kdtree)
 

@@ -65,9 +65,17 @@ def test_secrets_are_found_wherever_they_are_given(tmp_path: Path) -> None:
         *("--hicache-storage-backend-extra-config", nested, "--watermark-config", '{"key": "w1", "key_b": "w2"}'),
         *("--json-model-override-args", '{"eos_token": "<end>", "key": "k"}', "--tokenizer-path", "t"),
     ]
-    env = {"HF_TOKEN": "from the environment", "SOME_KEY": "/", "PATH": "p", "KDTREE_API_KEY_FILE": "f", "X_KEY": ""}
+    (tmp_path / "token").write_text("from a token's file\n")
+    env = {
+        "HF_TOKEN_PATH": str(tmp_path / "token"),
+        "HF_TOKEN": "from the environment",
+        "SOME_KEY": "/",
+        "PATH": "p",
+        "KDTREE_API_KEY_FILE": "f",
+        "X_KEY": "",
+    }
     expected = {"from the file", "underscored", "shortened", "equals", "nested", "deep", "w1", "w2"}
-    assert find(given, env) == expected | {"from the environment"}
+    assert find(given, env) == expected | {"from the environment", "from a token's file"}
     assert find([f"--config={config}"], {}) == {"from the file", "underscored"}
 
 

@@ -20,6 +20,7 @@ _OPTIONS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password", "--waterma
 _PATH_OPTION = "--ssl-keyfile"
 # Its configuration is a secret with all that it holds.
 _WATERMARK = "watermark"
+_LONGEST_FILE = 4096  # characters; a key is shorter
 
 
 def is_secret_option(name: str) -> bool:
@@ -42,10 +43,19 @@ def find(arguments: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
         for path in _configurations(arguments):
             found.update(_of_entries(_file_entries(path)))
     for name, value in env.items():
-        # Where a name ends in such a word; a path tells nothing, and a log without it is hard to read.
-        if _is_secret_name(name) and value and not os.path.exists(value):
-            found.add(value)
+        with suppress(Exception):
+            found.update(_of_variable(name, value))
     return frozenset(value for value in found if value.strip())
+
+
+def _of_variable(name: str, value: str) -> Iterator[str]:
+    """The value of a name that says so, and what the file holds that HF_TOKEN_PATH or X_KEY_FILE names."""
+    what, _, kind = name.rpartition("_")
+    if kind in ("FILE", "PATH") and _is_secret_name(what) and os.path.isfile(value):
+        with open(value, encoding="utf-8") as file:
+            yield file.read(_LONGEST_FILE).strip()
+    elif _is_secret_name(name) and not os.path.exists(value):  # a path tells nothing, and the log should
+        yield value
 
 
 def _is_secret_name(name: str) -> bool:
