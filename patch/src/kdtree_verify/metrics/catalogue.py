@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ..records import Model
 from ..state import State
 
 Document = dict[str, Any]
@@ -17,6 +16,7 @@ Read = Callable[[Document], Values]
 
 RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank")
 """On every series, named as SGLang's own metrics name them."""
+_TARGET = "target"  # records.Model.TARGET, which would bring torch
 
 
 class Kind(StrEnum):
@@ -77,14 +77,14 @@ def _verify_calls(document: Document) -> Values:
 def _declined(document: Document) -> Values:
     for told, count in document["counters"]["declined"].items():
         model, _, reason = told.rpartition(":")
-        yield (model or Model.TARGET.value, reason), count
+        yield (model or _TARGET, reason), count
 
 
 def _by_model(name: str) -> Callable[[Document], Values]:
     """The sum of a field over a model's layers."""
 
     def read(document: Document) -> Values:
-        for model in sorted({Model.TARGET.value, *(layer["model"] for layer in document["layers"])}):
+        for model in sorted({_TARGET, *(layer["model"] for layer in document["layers"])}):
             yield (model,), sum(layer[name] for layer in document["layers"] if layer["model"] == model)
 
     return read
