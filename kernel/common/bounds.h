@@ -121,16 +121,22 @@ KDTREE_HD int64_t load_slot(const kdtree_verify_args& args, int64_t i) {
   return slot >= 0 && slot < args.slots ? slot : -1;
 }
 
-// The query rows that kdtree_compare takes of one request; none of a padded one (prefix 1 on slot 0).
-KDTREE_HD Window load_compared_rows(const kdtree_compare_args& args, int64_t request) {
-  Window rows = load_window(args.qo_indptr, args.qo_indptr_dtype, request, args.tokens);
-  if (rows.length == 0) return rows;
+// What kdtree_compare takes of one request: no row of a padded one (prefix 1 on slot 0).
+struct ComparedRequest {
+  int64_t begin, rows;  // query rows
+  int64_t prefix_len;   // 0 where there are no rows
+  int refused;
+};
+
+KDTREE_HD ComparedRequest load_compared(const kdtree_compare_args& args, int64_t request) {
+  const Window rows = load_window(args.qo_indptr, args.qo_indptr_dtype, request, args.tokens);
+  if (rows.length == 0) return {rows.begin, 0, 0, rows.refused};
   const Window prefix = load_window(args.kv_indptr, args.kv_indptr_dtype, request, args.kv_indices_len);
-  rows.refused += prefix.refused;
+  const int refused = rows.refused + prefix.refused;
   const bool padded =
       prefix.length == 1 && load_index(args.kv_indices, args.kv_indices_dtype, prefix.begin) == 0;
-  if (padded) rows.length = 0;
-  return rows;
+  return padded ? ComparedRequest{rows.begin, 0, 0, refused}
+                : ComparedRequest{rows.begin, rows.length, prefix.length, refused};
 }
 
 }  // namespace kdtree

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "common/dtype.h"
 #include "common/library.h"
 
 namespace kdtree {
@@ -10,16 +11,6 @@ namespace {
 
 constexpr int kWorkspaceAlignment = 16;
 constexpr int64_t kMaxSpan = int64_t{1} << 60;  // elements from an array's first to its last
-
-int element_size(int32_t dtype) {
-  switch (dtype) {
-    case KDTREE_I64: return 8;
-    case KDTREE_F32:
-    case KDTREE_I32: return 4;
-    case KDTREE_BF16: return 2;
-    default: return 1;
-  }
-}
 
 bool taken(uint32_t dtypes, int32_t dtype) { return dtype >= 0 && dtype < 32 && (dtypes >> dtype & 1u); }
 
@@ -88,6 +79,26 @@ int check_records(const kdtree_layer_record* record, const kdtree_layer_record* 
   return ok ? KDTREE_OK : KDTREE_ERR_ALIGNMENT;
 }
 
+int check_words(const void* a, const void* b, const void* c) {
+  return aligned(a, 8) && aligned(b, 8) && aligned(c, 8) ? KDTREE_OK : KDTREE_ERR_ALIGNMENT;
+}
+
+// The box of a call that passed all other checks.
+int check_box(const kdtree_box_args& box, const kdtree_compare_args& compared) {
+  if (box.struct_size != sizeof(box)) return KDTREE_ERR_STRUCT_SIZE;
+  if (box.state == nullptr || box.memory == nullptr) return KDTREE_ERR_NULL_POINTER;
+  if (!aligned(box.state, alignof(kdtree_box_state)) || !aligned(box.memory, 16)) return KDTREE_ERR_ALIGNMENT;
+  if (box.memory_bytes < sizeof(kdtree_box_header)) return KDTREE_ERR_LIMIT;
+  const int status = check_verify(box.call);
+  if (status != KDTREE_OK) return status;
+  const kdtree_verify_args& call = *box.call;
+  const bool same = call.tokens == compared.tokens && call.batch == compared.batch &&
+                    call.num_heads == compared.num_heads && call.qo_indptr == compared.qo_indptr &&
+                    call.kv_indptr == compared.kv_indptr && call.kv_indices == compared.kv_indices &&
+                    compared.stock_dtype == compared.ours_dtype;
+  return same ? KDTREE_OK : KDTREE_ERR_VALUE;
+}
+
 }  // namespace
 
 int check_verify(const kdtree_verify_args* args) {
@@ -143,7 +154,7 @@ int check_compare(const kdtree_compare_args* args) {
   if (std::isnan(a.rel_l2_bound) || std::isnan(a.max_abs_bound)) return KDTREE_ERR_VALUE;
   if (a.record == nullptr) return KDTREE_ERR_NULL_POINTER;
 
-  return first_error({
+  const int status = first_error({
       check_rows({a.stock, a.stock_dtype, KDTREE_V_DIM, a.tokens, a.stock_stride_token, a.num_heads,
                   a.stock_stride_head}),
       check_rows({a.ours, a.ours_dtype, KDTREE_V_DIM, a.tokens, a.ours_stride_token, a.num_heads,
@@ -152,8 +163,28 @@ int check_compare(const kdtree_compare_args* args) {
       check_indices(a.kv_indptr, a.kv_indptr_dtype, a.batch + 1),
       check_indices(a.kv_indices, a.kv_indices_dtype, a.kv_indices_len),
       check_records(a.record, a.mirror),
+      check_words(a.shapes, a.shapes_mirror, a.stamps),
+  });
+  return status == KDTREE_OK && a.box != nullptr ? check_box(*a.box, a) : status;
+}
+
+int check_gate(const kdtree_gate_args* args) {
+  if (args == nullptr) return KDTREE_ERR_NULL_POINTER;
+  if (args->struct_size != sizeof(*args)) return KDTREE_ERR_STRUCT_SIZE;
+  const kdtree_gate_args& a = *args;
+  if (!is_index(a.qo_indptr_dtype) || !is_index(a.kv_indptr_dtype)) return KDTREE_ERR_DTYPE;
+  if (!within(a.batch, 0, KDTREE_MAX_BATCH)) return KDTREE_ERR_LIMIT;
+  if (a.every == 0) return KDTREE_ERR_VALUE;
+  return first_error({
+      check_indices(a.qo_indptr, a.qo_indptr_dtype, a.batch + 1),
+      check_indices(a.kv_indptr, a.kv_indptr_dtype, a.batch + 1),
+      check_indices(a.gated_qo_indptr, a.qo_indptr_dtype, a.batch + 1),
+      check_indices(a.gated_kv_indptr, a.kv_indptr_dtype, a.batch + 1),
+      check_stamp(a.counter),
   });
 }
+
+int check_stamp(const uint64_t* slot) { return check_indices(slot, KDTREE_I64, 1); }
 
 int check_workspace_args(const kdtree_workspace_args* args, const uint64_t* bytes) {
   if (args == nullptr || bytes == nullptr) return KDTREE_ERR_NULL_POINTER;

@@ -16,6 +16,8 @@ constexpr int64_t kMaxCount = int64_t{1} << 40;
 // of no elements any address, NULL too: torch gives both.
 int check_verify(const kdtree_verify_args* args);
 int check_compare(const kdtree_compare_args* args);
+int check_gate(const kdtree_gate_args* args);
+int check_stamp(const uint64_t* slot);
 int check_workspace_args(const kdtree_workspace_args* args, const uint64_t* bytes);
 int check_workspace(const void* workspace, uint64_t bytes, uint64_t needed);
 

@@ -15,6 +15,8 @@ namespace kdtree {
 // only ours is counts in `nonfinite` and is in none of the others.
 struct CompareSums {
   uint64_t rows;
+  uint64_t requests;        // compared ones
+  int64_t longest_prefix;   // of these
   uint64_t nonfinite;
   uint64_t out_of_range;
   double max_abs;
@@ -40,13 +42,26 @@ KDTREE_HD void add_verify(kdtree_layer_record* record, kdtree_layer_record* mirr
   KDTREE_PUBLISH(kernel_calls, record->kernel_calls + 1);
 }
 
-KDTREE_HD void add_compare(kdtree_layer_record* record, kdtree_layer_record* mirror, const CompareSums& sums,
-                           double rel_l2_bound, double max_abs_bound) {
-  // A difference from an output that is all zeros has no finite ratio: it is reported as infinite.
-  const double rel_l2 = sums.sum_sq_diff == 0 ? 0.0 : std::sqrt(sums.sum_sq_diff / sums.sum_sq_stock);
+// A difference from an output that is all zeros has no finite ratio: it is reported as infinite.
+KDTREE_HD double relative_l2(const CompareSums& sums) {
+  return sums.sum_sq_diff == 0 ? 0.0 : std::sqrt(sums.sum_sq_diff / sums.sum_sq_stock);
+}
+
+struct Outcome {
+  double rel_l2;
+  bool exceeded;
+};
+
+KDTREE_HD Outcome compare_outcome(const CompareSums& sums, double rel_l2_bound, double max_abs_bound) {
+  const double rel_l2 = relative_l2(sums);
   const bool exceeded = sums.nonfinite > 0 || rel_l2 > rel_l2_bound ||
                         (max_abs_bound > 0 && sums.max_abs > max_abs_bound);
-  KDTREE_PUBLISH(out_of_range, record->out_of_range + sums.out_of_range);
+  return {rel_l2, exceeded};
+}
+
+KDTREE_HD void add_to_layer(kdtree_layer_record* record, kdtree_layer_record* mirror, const CompareSums& sums,
+                            const Outcome& outcome) {
+  const double rel_l2 = outcome.rel_l2;
   KDTREE_PUBLISH(compare_rows, record->compare_rows + sums.rows);
   KDTREE_PUBLISH(nonfinite, record->nonfinite + sums.nonfinite);
   KDTREE_PUBLISH(max_abs, sums.max_abs > record->max_abs ? sums.max_abs : record->max_abs);
@@ -55,8 +70,52 @@ KDTREE_HD void add_compare(kdtree_layer_record* record, kdtree_layer_record* mir
   KDTREE_PUBLISH(worst_rel_l2, rel_l2 > record->worst_rel_l2 ? rel_l2 : record->worst_rel_l2);
   KDTREE_PUBLISH(last_rel_l2, rel_l2);
   KDTREE_PUBLISH(last_max_abs, sums.max_abs);
-  KDTREE_PUBLISH(exceeded_calls, record->exceeded_calls + exceeded);
+  KDTREE_PUBLISH(exceeded_calls, record->exceeded_calls + outcome.exceeded);
   KDTREE_PUBLISH(compare_calls, record->compare_calls + 1);
+}
+
+// The bucket of `value` among `buckets` whose first ends at `first_end`, the next at twice that, ..., the last nowhere.
+KDTREE_HD int bucket_of(int64_t value, int64_t first_end, int buckets) {
+  int bucket = 0;
+  for (int64_t end = first_end; bucket < buckets - 1 && value >= end; end *= 2) ++bucket;
+  return bucket;
+}
+
+KDTREE_HD int shape_of(const CompareSums& sums) {
+  const int prefix = bucket_of(sums.longest_prefix, 1024, KDTREE_PREFIX_BUCKETS);
+  const int batch = bucket_of(static_cast<int64_t>(sums.requests), 2, KDTREE_BATCH_BUCKETS);
+  return prefix * KDTREE_BATCH_BUCKETS + batch;
+}
+
+KDTREE_HD void add_to_shape(kdtree_shape_record* record, kdtree_shape_record* mirror, const CompareSums& sums,
+                            const Outcome& outcome, const uint64_t* stamps) {
+  const double rel_l2 = outcome.rel_l2;
+  KDTREE_PUBLISH(exceeded_calls, record->exceeded_calls + outcome.exceeded);
+  KDTREE_PUBLISH(nonfinite, record->nonfinite + sums.nonfinite);
+  KDTREE_PUBLISH(worst_rel_l2, rel_l2 > record->worst_rel_l2 ? rel_l2 : record->worst_rel_l2);
+  KDTREE_PUBLISH(sum_rel_l2, record->sum_rel_l2 + rel_l2);
+  if (stamps != nullptr && stamps[0] <= stamps[1] && stamps[1] <= stamps[2]) {
+    KDTREE_PUBLISH(stock_ns, record->stock_ns + (stamps[1] - stamps[0]));
+    KDTREE_PUBLISH(kernel_ns, record->kernel_ns + (stamps[2] - stamps[1]));
+    KDTREE_PUBLISH(timed_calls, record->timed_calls + 1);
+  }
+  KDTREE_PUBLISH(calls, record->calls + 1);
+}
+
+// Adds a call to its layer and to its shape.
+KDTREE_HD Outcome add_compare(const kdtree_compare_args& args, const CompareSums& sums) {
+  kdtree_layer_record* const record = args.record;
+  kdtree_layer_record* const mirror = args.mirror;
+  KDTREE_PUBLISH(out_of_range, record->out_of_range + sums.out_of_range);
+  if (sums.rows == 0) return {0.0, false};
+  const Outcome outcome = compare_outcome(sums, args.rel_l2_bound, args.max_abs_bound);
+  if (args.shapes != nullptr) {
+    const int shape = shape_of(sums);
+    kdtree_shape_record* const shape_mirror = args.shapes_mirror != nullptr ? args.shapes_mirror + shape : nullptr;
+    add_to_shape(args.shapes + shape, shape_mirror, sums, outcome, args.stamps);
+  }
+  add_to_layer(record, mirror, sums, outcome);
+  return outcome;
 }
 
 #undef KDTREE_PUBLISH

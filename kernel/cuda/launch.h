@@ -51,10 +51,12 @@ extern const Entry kAttend, kAttendFp8, kMerge;
 uint64_t verify_workspace_bytes(int multiprocessors);
 int launch_verify(const kdtree_verify_args& args, int multiprocessors);
 
-/* kdtree_compare and kdtree_count likewise. */
-extern const Entry kCompareRows, kCompareTotal, kCountOne;
+/* The others likewise. */
+extern const Entry kCompareRows, kCompareTotal, kFillBox, kCountOne, kStampTime, kGateIndptrs;
 uint64_t compare_workspace_bytes(int multiprocessors);
 int launch_compare(const kdtree_compare_args& args, int multiprocessors);
 int launch_count(uint64_t* counter, uint64_t* mirror, void* stream);
+int launch_stamp(uint64_t* slot, void* stream);
+int launch_gate(const kdtree_gate_args& args);
 
 }  // namespace kdtree

@@ -13,7 +13,8 @@ namespace {
 const char* const kVariantNames[] = {"m64n32"};
 constexpr uint32_t kBf16 = 1u << KDTREE_BF16;
 constexpr uint32_t kPoolDtypes = kBf16 | 1u << KDTREE_F8_E4M3 | 1u << KDTREE_F8_E5M2;
-const Entry* const kEntries[] = {&kAttend, &kAttendFp8, &kMerge, &kCompareRows, &kCompareTotal, &kCountOne};
+const Entry* const kEntries[] = {&kAttend,  &kAttendFp8, &kMerge,     &kCompareRows, &kCompareTotal,
+                                 &kFillBox, &kCountOne,  &kStampTime, &kGateIndptrs};
 
 uint64_t workspace_bytes(int multiprocessors) {
   return std::max(verify_workspace_bytes(multiprocessors), compare_workspace_bytes(multiprocessors));
@@ -71,6 +72,22 @@ int kdtree_count(uint64_t* counter, uint64_t* mirror, int device, void* stream) 
   if ((status = supported_device(device, &multiprocessors)) != KDTREE_OK) return status;
   const CurrentDevice current(device);
   return current.ok() ? launch_count(counter, mirror, stream) : KDTREE_ERR_DEVICE;
+}
+
+int kdtree_stamp(uint64_t* slot, int device, void* stream) {
+  int multiprocessors, status;
+  if ((status = check_stamp(slot)) != KDTREE_OK) return status;
+  if ((status = supported_device(device, &multiprocessors)) != KDTREE_OK) return status;
+  const CurrentDevice current(device);
+  return current.ok() ? launch_stamp(slot, stream) : KDTREE_ERR_DEVICE;
+}
+
+int kdtree_gate(const kdtree_gate_args* args) {
+  int multiprocessors, status;
+  if ((status = check_gate(args)) != KDTREE_OK) return status;
+  if ((status = supported_device(args->device, &multiprocessors)) != KDTREE_OK) return status;
+  const CurrentDevice current(args->device);
+  return current.ok() ? launch_gate(*args) : KDTREE_ERR_DEVICE;
 }
 
 /* Not part of the ABI: what kernel `index` is launched with, for kernel/report.py. Returns 0 past the last. */

@@ -27,6 +27,13 @@ __device__ __forceinline__ T anew(T x) {
   return x;
 }
 
+/* Nanoseconds, of a clock that the whole GPU has. */
+__device__ __forceinline__ uint64_t global_time() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+  return time;
+}
+
 /* A number that all threads of a warp have, told to the compiler as such. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 

@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "common/bounds.h"
 #include "common/checks.h"
+#include "common/dtype.h"
 #include "common/record.h"
 #include "host/attention.h"
+#include "host/box.h"
 #include "host/convert.h"
 #include "host/workers.h"
 #include "kdtree_verify.h"
@@ -69,7 +73,7 @@ void work(const kdtree_verify_args& args, std::atomic<int64_t>& next_block, Scra
   }
 }
 
-void compare_rows(const kdtree_compare_args& args, int64_t token, CompareSums& sums) {
+void compare_row(const kdtree_compare_args& args, int64_t token, CompareSums& sums) {
   for (int h = 0; h < args.num_heads; ++h) {
     double stock[KDTREE_V_DIM];
     double ours[KDTREE_V_DIM];
@@ -89,6 +93,28 @@ void compare_rows(const kdtree_compare_args& args, int64_t token, CompareSums& s
       sums.sum_sq_stock += stock[d] * stock[d];
     }
   }
+}
+
+CompareSums compare_request(const kdtree_compare_args& args, int64_t request) {
+  const ComparedRequest found = load_compared(args, request);
+  CompareSums sums = {};
+  sums.rows = static_cast<uint64_t>(found.rows);
+  sums.requests = found.rows > 0;
+  sums.longest_prefix = found.prefix_len;
+  sums.out_of_range = static_cast<uint64_t>(found.refused);
+  for (int64_t i = 0; i < found.rows; ++i) compare_row(args, found.begin + i, sums);
+  return sums;
+}
+
+void add(CompareSums& sums, const CompareSums& other) {
+  sums.rows += other.rows;
+  sums.requests += other.requests;
+  sums.longest_prefix = std::max(sums.longest_prefix, other.longest_prefix);
+  sums.nonfinite += other.nonfinite;
+  sums.out_of_range += other.out_of_range;
+  sums.max_abs = std::max(sums.max_abs, other.max_abs);
+  sums.sum_sq_diff += other.sum_sq_diff;
+  sums.sum_sq_stock += other.sum_sq_stock;
 }
 
 }  // namespace
@@ -130,13 +156,12 @@ int kdtree_compare(const kdtree_compare_args* args) {
   if (status != KDTREE_OK) return status;
 
   kdtree::CompareSums sums = {};
-  for (int b = 0; b < args->batch; ++b) {
-    const kdtree::Window rows = kdtree::load_compared_rows(*args, b);
-    sums.rows += static_cast<uint64_t>(rows.length);
-    sums.out_of_range += static_cast<uint64_t>(rows.refused);
-    for (int64_t i = 0; i < rows.length; ++i) kdtree::compare_rows(*args, rows.begin + i, sums);
+  for (int b = 0; b < args->batch; ++b) kdtree::add(sums, kdtree::compare_request(*args, b));
+  const kdtree::Outcome outcome = kdtree::add_compare(*args, sums);
+  if (args->box != nullptr && outcome.exceeded) {
+    const auto measure = [&](int64_t request) { return kdtree::compare_request(*args, request); };
+    kdtree::offer_to_box(*args, outcome.rel_l2, measure);
   }
-  kdtree::add_compare(args->record, args->mirror, sums, args->rel_l2_bound, args->max_abs_bound);
   return KDTREE_OK;
 }
 
@@ -145,6 +170,32 @@ int kdtree_count(uint64_t* counter, uint64_t* mirror, int device, void* stream) 
   const int status = kdtree::check_device(device, stream);
   if (status != KDTREE_OK) return status;
   kdtree::publish(*counter, mirror, *counter + 1);
+  return KDTREE_OK;
+}
+
+int kdtree_stamp(uint64_t* slot, int device, void* stream) {
+  int status = kdtree::check_stamp(slot);
+  if (status == KDTREE_OK) status = kdtree::check_device(device, stream);
+  if (status != KDTREE_OK) return status;
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  *slot = static_cast<uint64_t>(std::chrono::nanoseconds(since).count());
+  return KDTREE_OK;
+}
+
+int kdtree_gate(const kdtree_gate_args* args) {
+  int status = kdtree::check_gate(args);
+  if (status == KDTREE_OK) status = kdtree::check_device(args->device, args->stream);
+  if (status != KDTREE_OK) return status;
+  const bool open = ((*args->counter)++ + args->phase) % args->every == 0;
+  const auto gate = [&](const void* from, void* to, int32_t dtype) {
+    const size_t bytes = (size_t{1} + args->batch) * kdtree::element_size(dtype);
+    if (open)
+      std::memcpy(to, from, bytes);
+    else
+      std::memset(to, 0, bytes);
+  };
+  gate(args->qo_indptr, args->gated_qo_indptr, args->qo_indptr_dtype);
+  gate(args->kv_indptr, args->gated_kv_indptr, args->kv_indptr_dtype);
   return KDTREE_OK;
 }
 

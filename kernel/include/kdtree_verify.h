@@ -24,13 +24,15 @@ extern "C" {
 #endif
 
 #define KDTREE_VERSION "0.1.0"
-#define KDTREE_ABI_VERSION 1u
+#define KDTREE_ABI_VERSION 2u
 
 #define KDTREE_QK_DIM 576           /* 512 latent + 64 rope */
 #define KDTREE_V_DIM 512            /* V is the first 512 columns of a pool row */
 #define KDTREE_MAX_HEADS 128        /* query heads of one rank */
 #define KDTREE_MAX_DRAFT_TOKENS 256 /* T: query rows of one request */
 #define KDTREE_MAX_BATCH 1024       /* requests of one call */
+#define KDTREE_PREFIX_BUCKETS 9     /* longest prefix of a call: below 1024, below 2048, ... below 131072, more */
+#define KDTREE_BATCH_BUCKETS 8      /* requests compared: 1, 2..3, 4..7, ... 64..127, more */
 
 #if defined(_WIN32)
 #error "KDTree targets Linux"
@@ -51,7 +53,8 @@ typedef enum kdtree_status {
   KDTREE_ERR_ARCH = 9,         /* no machine code for this device's compute capability */
   KDTREE_ERR_LAUNCH = 10,      /* the CUDA runtime refused the launch */
   KDTREE_ERR_VALUE = 11        /* a scale is not finite, sm_scale * log2(e) or that * k_scale overflows float32, a bound is
-                                  NaN, a variant does not exist, a mask has no mask_indptr */
+                                  NaN, a variant does not exist, a mask has no mask_indptr, a box's call is not the
+                                  compared one, `every` is 0 */
 } kdtree_status;
 
 typedef enum kdtree_dtype {
@@ -85,6 +88,19 @@ typedef struct kdtree_layer_record {
   double last_max_abs;     /* max |ours - stock| of the last call */
   uint64_t reserved[3];
 } kdtree_layer_record; /* 128 bytes */
+
+/* What the compared calls of one range of shapes add up to, of all layers of a process: compare keeps a table of them,
+ * [KDTREE_PREFIX_BUCKETS][KDTREE_BATCH_BUCKETS]. Memory, mirror and updates are as a layer record's. */
+typedef struct kdtree_shape_record {
+  uint64_t calls;          /* kdtree_compare calls that compared a row */
+  uint64_t exceeded_calls; /* of these, the ones that broke a bound, or saw nonfinite > 0 */
+  uint64_t nonfinite;      /* elements NaN or Inf in ours where stock's is finite */
+  double worst_rel_l2;
+  double sum_rel_l2;       /* over calls */
+  uint64_t timed_calls;    /* calls whose stamps were in order */
+  uint64_t stock_ns;       /* of these, second stamp - first */
+  uint64_t kernel_ns;      /* third - second */
+} kdtree_shape_record; /* 64 bytes */
 
 /* One tree-verify attention call: for each request b with query rows [qo_indptr[b], qo_indptr[b+1]),
  * T = their count, L = kv_indptr[b+1] - kv_indptr[b]:
@@ -142,9 +158,58 @@ typedef struct kdtree_verify_args {
   kdtree_layer_record* mirror; /* or NULL */
 } kdtree_verify_args;
 
+/* The box: host memory that keeps what one request of a call needs to be computed once more, since the call's own
+ * memory holds other things by the time a host hears of it.
+ *
+ * A compare call that breaks a bound fills the box if it is empty: with the request that is furthest off among those that
+ * break a bound themselves and fit, one with NaN or Inf before all others. It begins with this header; what the header
+ * names lies at its byte offsets, each a multiple of 16, contiguous. The device stores `sealed` last, when all else is
+ * there, and fills it no more until the host has stored the same number to `emptied`: it then is empty. Zeros at first. */
+typedef struct kdtree_box_header {
+  uint64_t sealed;    /* by the device: how many times the box was filled */
+  uint64_t emptied;   /* by the host: how many of these it is done with */
+  uint64_t too_large; /* calls that broke a bound while it was empty, and had no request to put there that fits */
+  uint64_t found_full; /* calls that broke a bound while it was not empty */
+  uint64_t tag;       /* the call's */
+  double rel_l2;      /* ||ours - stock|| / ||stock|| of the whole call */
+  double rel_l2_bound;
+  int64_t prefix_len; /* L */
+  uint64_t refused;   /* slots out of range: what lies in their place was never read */
+  int32_t request, batch, draft_tokens /* T */, num_heads;
+  int32_t q_dtype, kv_dtype, pool_dtype, out_dtype;
+  int32_t masked; /* 0: no mask, visible is not there */
+  float sm_scale, k_scale, v_scale;
+  uint64_t q;       /* [T, num_heads, 576] */
+  uint64_t k;       /* [T, 576] */
+  uint64_t v;       /* [T, 512] */
+  uint64_t visible; /* [T, T] bytes, 1 where row t sees draft key j */
+  uint64_t prefix;  /* [L, 576] */
+  uint64_t stock;   /* [T, num_heads, 512] */
+  uint64_t ours;    /* [T, num_heads, 512] */
+  uint64_t bytes;   /* of all of it */
+  uint64_t reserved[9];
+} kdtree_box_header; /* 256 bytes */
+
+/* What the device knows of its box without asking: device memory (the host library: any). Zeros at first. */
+typedef struct kdtree_box_state {
+  uint64_t filled; /* fills begun */
+  uint64_t too_large, found_full; /* the header's */
+  uint64_t reserved;
+} kdtree_box_state; /* 32 bytes */
+
+typedef struct kdtree_box_args {
+  uint64_t struct_size;
+  const kdtree_verify_args* call; /* as kdtree_verify took it, of the same tokens, heads and requests */
+  kdtree_box_state* state;
+  kdtree_box_header* memory; /* 16-byte aligned; host memory mapped into the device */
+  uint64_t memory_bytes;
+  uint64_t tag; /* any number, which tells whose call it is */
+} kdtree_box_args;
+
 /* Compares ours with stock's output of the same call, element by element in float64, and adds the result
  * to the record. Left out: rows that qo_indptr does not name, padded requests (prefix length 1 on slot 0,
- * SGLang's graph padding), elements where stock itself is NaN or Inf. */
+ * SGLang's graph padding), elements where stock itself is NaN or Inf. A call in which nothing is left to compare
+ * adds to out_of_range alone. */
 typedef struct kdtree_compare_args {
   uint64_t struct_size;
   const void* stock; /* [tokens, num_heads, 512] */
@@ -168,7 +233,28 @@ typedef struct kdtree_compare_args {
   uint64_t workspace_bytes;
   kdtree_layer_record* record; /* required */
   kdtree_layer_record* mirror; /* or NULL */
+  kdtree_shape_record* shapes;        /* the table, or NULL */
+  kdtree_shape_record* shapes_mirror; /* or NULL */
+  const uint64_t* stamps; /* 3 of kdtree_stamp, before stock, between stock and ours, after ours; NULL: not timed */
+  const kdtree_box_args* box; /* or NULL */
 } kdtree_compare_args;
+
+/* Lets one call of `every` through, so that a captured graph does some work at some of its replays: copies both indptrs to
+ * `gated_...` if (*counter + phase) % every is 0, else fills these with zeros, which name no row; and adds 1 to *counter. */
+typedef struct kdtree_gate_args {
+  uint64_t struct_size;
+  const void* qo_indptr; /* [batch+1] */
+  const void* kv_indptr; /* [batch+1] */
+  void* gated_qo_indptr; /* [batch+1], of the same dtype */
+  void* gated_kv_indptr;
+  uint64_t* counter; /* device memory (the host library: any), zero at first */
+  uint64_t every;    /* >= 1 */
+  uint64_t phase;
+  int32_t batch;
+  int32_t qo_indptr_dtype, kv_indptr_dtype;
+  int32_t device;
+  void* stream;
+} kdtree_gate_args;
 
 /* Limits that size a workspace. It depends on the device and these, never on lengths. */
 typedef struct kdtree_workspace_args {
@@ -209,6 +295,10 @@ KDTREE_API int kdtree_compare(const kdtree_compare_args* args);
 /* Adds 1 to *counter on the stream and stores the sum to *mirror (NULL: nowhere). Counts what Python cannot
  * see under graph replay: declined calls. */
 KDTREE_API int kdtree_count(uint64_t* counter, uint64_t* mirror, int device, void* stream);
+/* Stores the time at which the stream comes here to *slot, in nanoseconds of a clock that counts on from an unknown
+ * moment: the GPU's, which some cards count in steps of a microsecond; the host library: a steady one. */
+KDTREE_API int kdtree_stamp(uint64_t* slot, int device, void* stream);
+KDTREE_API int kdtree_gate(const kdtree_gate_args* args);
 
 #ifdef __cplusplus
 }

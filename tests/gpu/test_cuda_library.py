@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kdtree_verify.abi import ABI_VERSION
+
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "build" / "lib" / "libkdtree_verify_cuda.so"
 
@@ -35,7 +37,8 @@ size = ctypes.c_uint64(7)
 limits = abi.WorkspaceArgs(ctypes.sizeof(abi.WorkspaceArgs), 0, 8, 8, 8)
 workspace = library.functions.kdtree_workspace_size(limits, size)
 print(library.verify(empty), library.verify(sound), library.supports_device(0), library.supports_device(-1),
-      library.count(ctypes.addressof(size), None, 0, None), workspace, size.value)
+      library.count(ctypes.addressof(size), None, 0, None), library.stamp(ctypes.addressof(size), 0, None),
+      workspace, size.value)
 """
 
 
@@ -50,14 +53,14 @@ def test_without_a_gpu() -> None:
     assert about.startswith("cuda sm_120a")
     assert about.endswith(" BF16 F8_E4M3 F8_E5M2")
     struct_size, device = 1, 8
-    assert statuses == f"{struct_size} {device} {device} {device} {device} {device} 7"
+    assert statuses == f"{struct_size} {device} {device} {device} {device} {device} {device} 7"
 
 
 def test_it_needs_nothing_of_cuda_to_load() -> None:
     """The runtime is linked in; the driver is looked for when a device is."""
     if not LIBRARY.exists():
         pytest.skip(f"{LIBRARY.name} is not built (`make kernel` builds it)")
-    assert ctypes.CDLL(str(LIBRARY)).kdtree_abi_version() == 1
+    assert ctypes.CDLL(str(LIBRARY)).kdtree_abi_version() == ABI_VERSION
     needed = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout
     assert "cuda" not in needed.replace(str(LIBRARY), "")
 

@@ -13,7 +13,7 @@ from kdtree_verify.library import Library
 
 
 class Harness:
-    """One library on one device, with a workspace for any call and one record.
+    """One library on one device, with a workspace for any call, one record and one table of shapes.
 
     `verify` and `compare` take fields of the argument struct by name, to set what the call does not or to
     break what it does; they return the status.
@@ -26,6 +26,8 @@ class Harness:
         # Not initialized by anyone: garbage that would show.
         self.workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=device)
         self.records = torch.zeros(2, ctypes.sizeof(abi.LayerRecord), dtype=torch.uint8, device=device)
+        cells = abi.PREFIX_BUCKETS * abi.BATCH_BUCKETS
+        self.shapes = torch.zeros(2, cells, ctypes.sizeof(abi.ShapeRecord), dtype=torch.uint8, device=device)
 
     def _shared_fields(self) -> dict[str, Any]:
         stream = None if self.ordinal < 0 else torch.cuda.current_stream(self.ordinal).cuda_stream
@@ -46,7 +48,8 @@ class Harness:
 
     def compare_args(self, call: Call, ours: torch.Tensor, /, **fields: Any) -> abi.CompareArgs:
         args = compare_args(call, ours)
-        for name, value in {**self._shared_fields(), "rel_l2_bound": 1.0, **fields}.items():
+        shapes = {"shapes": self.shapes[0].data_ptr(), "shapes_mirror": self.shapes[1].data_ptr()}
+        for name, value in {**self._shared_fields(), **shapes, "rel_l2_bound": 1.0, **fields}.items():
             setattr(args, name, value)
         return args
 
@@ -64,10 +67,19 @@ class Harness:
     def mirror(self) -> abi.LayerRecord:
         return self._record(1)
 
+    def cells(self, index: int = 0) -> dict[tuple[int, int], abi.ShapeRecord]:
+        """The cells of the table (1: of its mirror) that hold anything, by (prefix, batch) bucket."""
+        found = {}
+        for cell, words in enumerate(self.shapes[index].cpu()):
+            if words.any():
+                record = abi.ShapeRecord.from_buffer_copy(words.numpy().tobytes())
+                found[divmod(cell, abi.BATCH_BUCKETS)] = record
+        return found
+
     def _record(self, index: int) -> abi.LayerRecord:
         return abi.LayerRecord.from_buffer_copy(self.records[index].cpu().numpy().tobytes())
 
 
-def fields(record: abi.LayerRecord) -> dict[str, int | float]:
+def fields(record: abi.LayerRecord | abi.ShapeRecord) -> dict[str, int | float]:
     """A record's fields by name, the reserved ones left out."""
     return {name: getattr(record, name) for name, _ in record._fields_ if name != "reserved"}

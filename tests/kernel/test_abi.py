@@ -19,6 +19,11 @@ STRUCTS = {
     "kdtree_layer_record": abi.LayerRecord,
     "kdtree_verify_args": abi.VerifyArgs,
     "kdtree_compare_args": abi.CompareArgs,
+    "kdtree_shape_record": abi.ShapeRecord,
+    "kdtree_box_header": abi.BoxHeader,
+    "kdtree_box_state": abi.BoxState,
+    "kdtree_box_args": abi.BoxArgs,
+    "kdtree_gate_args": abi.GateArgs,
     "kdtree_workspace_args": abi.WorkspaceArgs,
     "kdtree_description": abi.Description,
 }
@@ -29,6 +34,8 @@ CONSTANTS = {
     "KDTREE_MAX_HEADS": abi.MAX_HEADS,
     "KDTREE_MAX_DRAFT_TOKENS": abi.MAX_DRAFT_TOKENS,
     "KDTREE_MAX_BATCH": abi.MAX_BATCH,
+    "KDTREE_PREFIX_BUCKETS": abi.PREFIX_BUCKETS,
+    "KDTREE_BATCH_BUCKETS": abi.BATCH_BUCKETS,
     **{f"KDTREE_{status.name}": int(status) for status in abi.Status},
     **{f"KDTREE_{dtype.name}": int(dtype) for dtype in abi.DType},
 }

@@ -90,13 +90,20 @@ def test_padded_requests_are_left_out(library: Library, length: int, slot: int, 
     assert harness.record.exceeded_calls == (0 if left_out else 1)
 
 
-def test_only_padding(library: Library) -> None:
+def test_a_call_with_nothing_to_compare_is_not_counted(library: Library) -> None:
+    """Graph padding alone, and what a closed gate leaves; what it finds out of range is told all the same."""
     call, ours = _outputs(Case((1,), (3,), 2))
     call.kv_indices[0] = 0
     harness = Harness(library)
     assert harness.compare(call, ours, rel_l2_bound=0.0) == abi.Status.OK
+    closed = call._replace(qo_indptr=torch.zeros_like(call.qo_indptr), kv_indptr=torch.zeros_like(call.kv_indptr))
+    assert harness.compare(closed, ours, rel_l2_bound=0.0) == abi.Status.OK
+    assert not any(fields(harness.record).values())
+    assert not harness.shapes.any()
+    call.qo_indptr[0] = -1
+    assert harness.compare(call, ours, rel_l2_bound=0.0) == abi.Status.OK
     got = fields(harness.record)
-    assert got.pop("compare_calls") == 1
+    assert got.pop("out_of_range") == 1
     assert not any(got.values())
 
 

@@ -256,6 +256,16 @@ int kdtree_count(uint64_t* counter, uint64_t* mirror, int device, void* stream) 
   return count(counter, defect("count-unmirrored") ? NULL : mirror, device, stream);
 }
 
+int kdtree_stamp(uint64_t* slot, int device, void* stream) {
+  int (*stamp)(uint64_t*, int, void*) = (int (*)(uint64_t*, int, void*))real("kdtree_stamp");
+  return defect("stamp-refused") ? KDTREE_ERR_LAUNCH : stamp(slot, device, stream);
+}
+
+int kdtree_gate(const kdtree_gate_args* args) {
+  int (*gate)(const kdtree_gate_args*) = (int (*)(const kdtree_gate_args*))real("kdtree_gate");
+  return defect("gate-refused") ? KDTREE_ERR_LAUNCH : gate(args);
+}
+
 uint32_t kdtree_abi_version(void) { return ((uint32_t(*)(void))real("kdtree_abi_version"))(); }
 const char* kdtree_status_string(int status) {
   return ((const char* (*)(int))real("kdtree_status_string"))(status);

@@ -87,6 +87,22 @@ def test_on_answers_itself_and_writes_kv_as_stock(stock_answer, arm, way) -> Non
     assert process.rank.verdict().state is State.SERVING
 
 
+def test_validate_reports_shapes_and_times(arm) -> None:
+    process = arm("validate")
+    rig = Rig(graph_batch=4)
+    for _ in range(3):
+        rig.run(rig.step())
+    document = report.document(process.rank, state.this_rank(), {})
+    (shape,) = document["shapes"]
+    (layer,) = document["layers"]
+    assert (shape["prefix_from"], shape["prefix_below"]) == (0, 1024)
+    assert (shape["batch_from"], shape["batch_below"]) == (2, 4)  # of 4 requests 2 are padding
+    assert (shape["calls"], shape["timed_calls"], shape["exceeded_calls"], shape["nonfinite"]) == (3, 3, 0, 0)
+    assert shape["worst_rel_l2"] == layer["worst_rel_l2"] >= shape["mean_rel_l2"] > 0
+    assert min(shape["stock_ns"], shape["kernel_ns"]) > 0
+    assert document["pool_dtype"] == "bf16"
+
+
 def test_a_chain_without_a_mask(arm) -> None:
     arm("on")
     rig = Rig()

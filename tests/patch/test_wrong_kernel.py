@@ -64,6 +64,16 @@ def test_a_refused_launch_in_validate_is_stock_counted_and_failed(arm, defective
     assert verdict.reason.startswith("kdtree_verify: ")
 
 
+def test_a_stamp_that_fails_costs_only_the_times(arm, defective_dir, stock, monkeypatch) -> None:
+    process = arm("validate", library_dir=defective_dir)
+    rig = Rig()
+    monkeypatch.setenv("KDTREE_DEFECT", "stamp-refused")
+    assert torch.equal(rig.run(rig.step()), stock)
+    (shape,) = process.rank.records.shapes()
+    assert (shape.calls, shape.timed_calls) == (1, 0)
+    assert process.rank.verdict().state is State.SERVING
+
+
 def test_a_refused_launch_in_on_ends_the_call(arm, defective_dir, monkeypatch) -> None:
     process = arm("on", library_dir=defective_dir)
     rig = Rig()

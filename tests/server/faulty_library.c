@@ -37,6 +37,8 @@ FORWARD(int, kdtree_supports_device, (int device), (device))
 FORWARD(int, kdtree_compare, (const kdtree_compare_args* args), (args))
 FORWARD(int, kdtree_count, (uint64_t* counter, uint64_t* mirror, int device, void* stream),
         (counter, mirror, device, stream))
+FORWARD(int, kdtree_stamp, (uint64_t* slot, int device, void* stream), (slot, device, stream))
+FORWARD(int, kdtree_gate, (const kdtree_gate_args* args), (args))
 
 int kdtree_workspace_size(const kdtree_workspace_args* args, uint64_t* bytes) {
   const int status =

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes as c
 from enum import IntEnum
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 QK_DIM, V_DIM = 576, 512
 MAX_HEADS, MAX_DRAFT_TOKENS, MAX_BATCH = 128, 256, 1024
+PREFIX_BUCKETS, BATCH_BUCKETS = 9, 8
 
 
 class Status(IntEnum):
@@ -56,6 +57,21 @@ class LayerRecord(c.Structure):
         ("last_rel_l2", c.c_double),
         ("last_max_abs", c.c_double),
         ("reserved", c.c_uint64 * 3),
+    ]
+
+
+class ShapeRecord(c.Structure):
+    """kdtree_shape_record: what the compared calls of one range of shapes add up to (64 bytes)."""
+
+    _fields_ = [
+        ("calls", c.c_uint64),
+        ("exceeded_calls", c.c_uint64),
+        ("nonfinite", c.c_uint64),
+        ("worst_rel_l2", c.c_double),
+        ("sum_rel_l2", c.c_double),
+        ("timed_calls", c.c_uint64),
+        ("stock_ns", c.c_uint64),
+        ("kernel_ns", c.c_uint64),
     ]
 
 
@@ -110,6 +126,67 @@ class VerifyArgs(c.Structure):
     ]
 
 
+class BoxHeader(c.Structure):
+    """kdtree_box_header: what the box holds, and where (256 bytes)."""
+
+    _fields_ = [
+        ("sealed", c.c_uint64),
+        ("emptied", c.c_uint64),
+        ("too_large", c.c_uint64),
+        ("found_full", c.c_uint64),
+        ("tag", c.c_uint64),
+        ("rel_l2", c.c_double),
+        ("rel_l2_bound", c.c_double),
+        ("prefix_len", c.c_int64),
+        ("refused", c.c_uint64),
+        ("request", c.c_int32),
+        ("batch", c.c_int32),
+        ("draft_tokens", c.c_int32),
+        ("num_heads", c.c_int32),
+        ("q_dtype", c.c_int32),
+        ("kv_dtype", c.c_int32),
+        ("pool_dtype", c.c_int32),
+        ("out_dtype", c.c_int32),
+        ("masked", c.c_int32),
+        ("sm_scale", c.c_float),
+        ("k_scale", c.c_float),
+        ("v_scale", c.c_float),
+        ("q", c.c_uint64),
+        ("k", c.c_uint64),
+        ("v", c.c_uint64),
+        ("visible", c.c_uint64),
+        ("prefix", c.c_uint64),
+        ("stock", c.c_uint64),
+        ("ours", c.c_uint64),
+        ("bytes", c.c_uint64),
+        ("reserved", c.c_uint64 * 9),
+    ]
+
+
+class BoxState(c.Structure):
+    """kdtree_box_state: what the device knows of its box (32 bytes)."""
+
+    _fields_ = [
+        ("filled", c.c_uint64),
+        ("too_large", c.c_uint64),
+        ("found_full", c.c_uint64),
+        ("reserved", c.c_uint64),
+    ]
+
+
+class BoxArgs(c.Structure):
+    """kdtree_box_args: the box of a compared call, and the call's inputs."""
+
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("call", c.POINTER(VerifyArgs)),
+        ("state", c.c_void_p),
+        ("memory", c.c_void_p),
+        ("memory_bytes", c.c_uint64),
+        ("tag", c.c_uint64),
+    ]
+
+
 class CompareArgs(c.Structure):
     """kdtree_compare_args: stock's output against ours."""
 
@@ -141,6 +218,30 @@ class CompareArgs(c.Structure):
         ("workspace_bytes", c.c_uint64),
         ("record", c.c_void_p),
         ("mirror", c.c_void_p),
+        ("shapes", c.c_void_p),
+        ("shapes_mirror", c.c_void_p),
+        ("stamps", c.c_void_p),
+        ("box", c.POINTER(BoxArgs)),
+    ]
+
+
+class GateArgs(c.Structure):
+    """kdtree_gate_args: one call of so many goes through."""
+
+    _fields_ = [
+        ("struct_size", c.c_uint64),
+        ("qo_indptr", c.c_void_p),
+        ("kv_indptr", c.c_void_p),
+        ("gated_qo_indptr", c.c_void_p),
+        ("gated_kv_indptr", c.c_void_p),
+        ("counter", c.c_void_p),
+        ("every", c.c_uint64),
+        ("phase", c.c_uint64),
+        ("batch", c.c_int32),
+        ("qo_indptr_dtype", c.c_int32),
+        ("kv_indptr_dtype", c.c_int32),
+        ("device", c.c_int32),
+        ("stream", c.c_void_p),
     ]
 
 
@@ -191,4 +292,6 @@ FUNCTIONS: dict[str, tuple[type, list[type]]] = {
     "kdtree_verify": (c.c_int, [c.POINTER(VerifyArgs)]),
     "kdtree_compare": (c.c_int, [c.POINTER(CompareArgs)]),
     "kdtree_count": (c.c_int, [c.c_void_p, c.c_void_p, c.c_int, c.c_void_p]),
+    "kdtree_stamp": (c.c_int, [c.c_void_p, c.c_int, c.c_void_p]),
+    "kdtree_gate": (c.c_int, [c.POINTER(GateArgs)]),
 }

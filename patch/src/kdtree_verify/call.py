@@ -11,6 +11,7 @@ from . import abi
 
 _SIZE = ctypes.sizeof(abi.VerifyArgs)
 _COMPARE_SIZE = ctypes.sizeof(abi.CompareArgs)
+_GATE_SIZE = ctypes.sizeof(abi.GateArgs)
 
 DTYPES: dict[torch.dtype, abi.DType] = {
     torch.float32: abi.DType.F32,
@@ -110,6 +111,17 @@ def compare_args(call: Call, ours: torch.Tensor) -> abi.CompareArgs:
     args.tokens, args.num_heads, _ = stock.shape
     args.stock_dtype, args.ours_dtype = DTYPES[stock.dtype], DTYPES[ours.dtype]
     _set_requests(args, call)
+    return args
+
+
+def gate_args(call: Call, gated: Call) -> abi.GateArgs:
+    """For kdtree_gate, from the call's indptrs to those of `gated`; counter, every and phase left to the caller."""
+    qo, kv = call.qo_indptr, call.kv_indptr
+    args = abi.GateArgs(_GATE_SIZE)
+    args.batch = qo.shape[0] - 1
+    args.qo_indptr, args.qo_indptr_dtype = qo.data_ptr(), DTYPES[qo.dtype]
+    args.kv_indptr, args.kv_indptr_dtype = kv.data_ptr(), DTYPES[kv.dtype]
+    args.gated_qo_indptr, args.gated_kv_indptr = gated.qo_indptr.data_ptr(), gated.kv_indptr.data_ptr()
     return args
 
 

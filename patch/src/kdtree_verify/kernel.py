@@ -81,11 +81,24 @@ class Kernel:
         """Computes the call into `out` [tokens, heads, 512]; returns the library's status."""
         return self.library.verify(self._on_stream(verify_args(call, out), place))
 
-    def compare(self, call: Call, ours: torch.Tensor, place: Place) -> int:
-        """Adds the difference between stock's output of the call and `ours` to the record; returns the status."""
+    def compare(self, call: Call, ours: torch.Tensor, place: Place, shapes: Place, stamps: int | None = None) -> int:
+        """Adds the difference between stock's output of the call and `ours` to the records; returns the status.
+
+        Args:
+            call: With stock's output in `o_extend`.
+            ours: [tokens, heads, 512]
+            place: The layer's record.
+            shapes: The table of shapes.
+            stamps: Where the device has three stamps of the call: before stock, before ours, after ours.
+        """
         args = compare_args(call, ours)
         args.rel_l2_bound = rel_l2_bound(call.k_buffer.dtype)
+        args.shapes, args.shapes_mirror, args.stamps = shapes.record, shapes.mirror, stamps
         return self.library.compare(self._on_stream(args, place))
+
+    def stamp(self, slot: int) -> int:
+        """Stores the time at which the device comes here; returns the status."""
+        return self.library.stamp(slot, self._ordinal, self._stream())
 
     def count(self, place: Place) -> int:
         """Adds one to a counter; returns the status."""

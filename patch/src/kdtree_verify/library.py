@@ -57,6 +57,12 @@ class Library:
     def count(self, counter: int, mirror: int | None, device: int, stream: int | None) -> int:
         return self.functions.kdtree_count(counter, mirror, device, stream)
 
+    def stamp(self, slot: int, device: int, stream: int | None) -> int:
+        return self.functions.kdtree_stamp(slot, device, stream)
+
+    def gate(self, args: abi.GateArgs) -> int:
+        return self.functions.kdtree_gate(args)
+
     def supports_device(self, device: int) -> int:
         return self.functions.kdtree_supports_device(device)
 

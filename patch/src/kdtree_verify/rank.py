@@ -19,6 +19,7 @@ from .errors import LibraryError
 from .kernel import Kernel
 from .records import Model, Place, Records
 from .state import State, Verdict
+from .stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +93,10 @@ class Rank:
             self.pool_dtype = call.k_buffer.dtype
         if self.mode is Mode.ON:
             return self._serve(call, place)
+        stopwatch = Stopwatch(self.kernel, self.records)
+        stopwatch.begin()
         result = stock(*args, **kwargs)
-        self._validate(call, model, place)
+        self._validate(call, model, place, stopwatch)
         return result
 
     def verdict(self) -> Verdict:
@@ -133,17 +136,19 @@ class Rank:
             self._failed(text)
             raise LibraryError("the kernel did not run", text, "set KDTREE_VERIFY=off and report this line")
 
-    def _validate(self, call: Call, model: Model, place: Place) -> None:
+    def _validate(self, call: Call, model: Model, place: Place, stopwatch: Stopwatch) -> None:
         # Ours must not change what stock answers, so nothing leaves this method but a note.
         try:
             # Freed on return: the allocator hands the same block to the next layer, in a graph's own pool too.
             ours = torch.empty_like(call.o_extend, memory_format=torch.contiguous_format)
+            stopwatch.between()
             status = self.kernel.verify(call, ours, place)
+            stopwatch.end()
             if status != Status.OK:
                 self.decline(model, Reason.LAUNCH_FAILED)
                 self._failed(f"kdtree_verify: {self.kernel.library.status_text(status)}")
                 return
-            status = self.kernel.compare(call, ours, place)
+            status = self.kernel.compare(call, ours, place, self.records.shape_table, stopwatch.stamps)
             if status != Status.OK:
                 self._failed(f"kdtree_compare: {self.kernel.library.status_text(status)}")
         except Exception as error:

@@ -39,7 +39,7 @@ def document(rank: Rank, identity: state.Identity, device: dict[str, Any]) -> di
         "draft_tokens": rank.armed.draft_tokens,
         "bound": {name: rel_l2_bound(dtype) for dtype, name in POOL_NAMES.items()},
         "pool_dtype": None if rank.pool_dtype is None else POOL_NAMES[rank.pool_dtype],
-        "shapes": [],
+        "shapes": [asdict(figures) for figures in rank.records.shapes()],
         "yardstick": None,
         "sampled": _sampled(rank, layers),
     }
