@@ -62,10 +62,14 @@ class Point:
         }
 
 
+def nan_last(value: float) -> float:
+    """A key that puts NaN above every number."""
+    return math.inf if math.isnan(value) else value
+
+
 def largest(values: Sequence[float | None]) -> Any:
     """The largest of those that are known, NaN above all; None where none is."""
-    known = [value for value in values if value is not None]
-    return max(known, key=lambda value: math.inf if math.isnan(value) else value, default=None)
+    return max((value for value in values if value is not None), key=nan_last, default=None)
 
 
 def _short(value: float | None) -> float | None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from ..config import PRODUCT_CAPABILITY
 from ..errors import ExitCode
+from ..evidence.history import largest, nan_last
 from ..evidence.read import Cell
 from ..evidence.setup import Setup
 from ..state import State
@@ -150,10 +151,10 @@ def _time(merged: Merged) -> Criterion:
 
 
 def _prefixes(merged: Merged) -> Criterion:
-    found = {cell.prefix_from: cell for cell in merged.cells if well_compared(merged, cell)}
-    listed = ", ".join(ranges.prefix(found[start].prefix_from, found[start].prefix_below) for start in sorted(found))
+    found = {cell.prefix_from for cell in merged.cells if well_compared(merged, cell)}
+    listed = f"{len(found)}: from {', '.join(ranges.short(start) for start in sorted(found))} tokens on"
     wanted = f"{enough.PREFIX_RANGES} ranges of prefix length with {enough.CALLS_PER_CELL} calls per layer each"
-    return Criterion("prefixes", _when(len(found) >= enough.PREFIX_RANGES), listed or "none", wanted)
+    return Criterion("prefixes", _when(len(found) >= enough.PREFIX_RANGES), listed if found else "none", wanted)
 
 
 def _shapes(merged: Merged) -> Criterion:
@@ -161,8 +162,8 @@ def _shapes(merged: Merged) -> Criterion:
     total = max(sum(cell.calls for cell in merged.cells), sum(layer.compare_calls for layer in merged.layers()))
     well = sum(cell.calls for cell in merged.cells if well_compared(merged, cell))
     share = well / total if total else 0.0
-    wanted = f"{enough.COVERED_SHARE:.0%} of the calls in shapes with {enough.CALLS_PER_CELL} calls per layer"
-    return Criterion("shapes", _when(share >= enough.COVERED_SHARE), _percent(share), wanted)
+    wanted = f"{enough.COVERED_SHARE:.0%} in ranges of prefix and batch with {enough.CALLS_PER_CELL} calls per layer"
+    return Criterion("shapes", _when(share >= enough.COVERED_SHARE), f"{_percent(share)} of the calls", wanted)
 
 
 def _declined(merged: Merged) -> Criterion:
@@ -193,7 +194,7 @@ def _bound(merged: Merged) -> Criterion:
     wanted = f"no call further from stock than {merged.bound:g} (relative L2, {merged.setup.pool_dtype} cache)"
     if not values:
         return Criterion("bound", Status.MISSING, "nothing was compared", wanted)
-    worst = max(values, key=lambda value: math.inf if math.isnan(value) else value)
+    worst = largest(values)
     inside = beyond == 0 and worst <= merged.bound
     found = f"{beyond:,} calls beyond it, {worst:.2e} at worst"
     return Criterion("bound", Status.MET if inside else Status.FAILED, found, wanted)
@@ -226,7 +227,7 @@ def _explained(merged: Merged) -> Criterion:
     layers = [layer for layer in merged.layers() if layer.compare_calls]
     if limit is None or not layers:
         return Criterion("explained", Status.MISSING, "not measured", "a difference that rounding explains")
-    worst = max(layers, key=lambda layer: math.inf if math.isnan(layer.rel_l2) else layer.rel_l2)
+    worst = max(layers, key=lambda layer: nan_last(layer.rel_l2))
     found = f"{worst.rel_l2:.2e} in {_layer_name(*worst.key)}, the layer that is furthest from stock"
     wanted = f"at most {limit:.2e}, {enough.EXPLAINED_FACTOR:g} times both errors against float64"
     return Criterion("explained", Status.MET if worst.rel_l2 <= limit else Status.FAILED, found, wanted)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
+from ..evidence.read import Cell
 from . import plots, ranges
 from .document import Report, runs
 from .judge import Criterion, Status, Verdict, well_compared
@@ -79,40 +80,44 @@ def _limits(report: Report) -> str:
 
 def _coverage(report: Report) -> str:
     evidence = report.evidence
-    if not evidence.cells:
-        return "<p>No shape was counted yet.</p>"
-    batches = sorted({(cell.batch_from, cell.batch_below) for cell in evidence.cells}, key=lambda each: each[0])
-    prefixes = sorted({(cell.prefix_from, cell.prefix_below) for cell in evidence.cells}, key=lambda each: each[0])
-    found = {(cell.prefix_from, cell.batch_from): cell for cell in evidence.cells}
-    rows = []
-    for start, below in prefixes:
-        row = [ranges.prefix(start, below)]
-        for batch, _ in batches:
-            cell = found.get((start, batch))
-            calls = evidence.calls_per_layer(cell) if cell else 0
-            covered = cell is not None and well_compared(evidence, cell)
-            row.append("- never" if cell is None else f"{'✓' if covered else '… too few:'} {calls:,.0f}")
-        rows.append(row)
-    head = ["prefix, tokens", *(f"batch {ranges.batch(*batch)}" for batch in batches)]
-    return _table("Calls per layer, by prefix length and requests in a batch; ✓ is well compared", head, rows)
+
+    def shown(cell: Cell | None) -> str:
+        if cell is None:
+            return "- never"
+        sign = "✓" if well_compared(evidence, cell) else "… too few:"
+        return f"{sign} {evidence.calls_per_layer(cell):,.0f}"
+
+    caption = "Calls per layer, by prefix length and requests in a batch; ✓ is well compared"
+    return _grid(caption, {(cell.prefix_from, cell.batch_from): cell for cell in evidence.cells}, shown)
 
 
 def _saving(report: Report) -> str:
     if not report.times:
         return "<p>Nothing was timed: only calls inside CUDA graphs are, on a GPU.</p>"
+    times = {(each.cell.prefix_from, each.cell.batch_from): each for each in report.times}
+
+    def shown(cell: Cell | None) -> str:
+        each = times.get((cell.prefix_from, cell.batch_from)) if cell else None
+        return f"{each.saved_ms:,.2f} ms ({each.stock_us:,.0f} to {each.kernel_us:,.0f} us)" if each else "-"
+
+    caption = (
+        "What a decode step would save, and in brackets the device time of one layer's call, from stock's to KDTree's: "
+        "their difference times the layers"
+    )
+    return _grid(caption, {place: each.cell for place, each in times.items()}, shown)
+
+
+def _grid(caption: str, cells: Mapping[tuple[int, int], Cell], shown: Callable[[Cell | None], str]) -> str:
+    """A table of prefix lengths and batches. `cells` by (prefix from, batch from)."""
+    if not cells:
+        return "<p>No shape was counted yet.</p>"
+    prefixes = {cell.prefix_from: ranges.prefix(cell.prefix_from, cell.prefix_below) for cell in cells.values()}
+    batches = {cell.batch_from: ranges.batch(cell.batch_from, cell.batch_below) for cell in cells.values()}
     rows = [
-        [
-            ranges.batch(each.cell.batch_from, each.cell.batch_below),
-            ranges.prefix(each.cell.prefix_from, each.cell.prefix_below),
-            f"{each.stock_us:,.0f}",
-            f"{each.kernel_us:,.0f}",
-            f"{each.saved_ms:,.2f}",
-        ]
-        for each in report.times
+        [prefixes[prefix], *(shown(cells.get((prefix, batch))) for batch in sorted(batches))]
+        for prefix in sorted(prefixes)
     ]
-    head = ["batch", "prefix, tokens", "stock, us", "KDTree, us", "saved, ms a step"]
-    caption = "Device time of one layer's call, and what a decode step would save: the difference times the layers"
-    return _table(caption, head, rows)
+    return _table(caption, ["prefix, tokens", *(f"batch {batches[batch]}" for batch in sorted(batches))], rows)
 
 
 def _layers(report: Report) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ..evidence.history import largest
 from ..evidence.read import Cell
 from . import ranges, svg
 from .document import Report
@@ -83,7 +84,7 @@ def _over_prefix(evidence: Merged) -> str:
         if not cells:
             continue
         label = ranges.prefix(start, cells[0].prefix_below)
-        high = max(cell.worst_rel_l2 for cell in cells)
+        high = largest([cell.worst_rel_l2 for cell in cells])
         middle = sum(cell.mean_rel_l2 * cell.calls for cell in cells) / sum(cell.calls for cell in cells)
         worst.append((float(place), high, f"{label}: worst {high:.2e}"))
         mean.append((float(place), middle, f"{label}: mean {middle:.2e}"))
@@ -139,7 +140,7 @@ def _figure(
     references: Sequence[svg.Reference] = (),
 ) -> str:
     picture = svg.chart(name, title, said, axis, y_title, series, references)
-    return f"<figure><h3>{title}</h3>{picture}{svg.legend(series)}<figcaption>{said}</figcaption></figure>"
+    return f"<figure><h3>{title}</h3>{picture}{svg.legend(series, references)}<figcaption>{said}</figcaption></figure>"
 
 
 def _empty(title: str, said: str) -> str:
@@ -151,7 +152,7 @@ def _timed(cell: Cell, name: str, us: float) -> str:
 
 
 def _worst(points: Sequence[tuple[float, float, str]]) -> str:
-    return f"{max(y for _, y, _ in points):.2e}"
+    return f"{largest([y for _, y, _ in points]):.2e}"
 
 
 def _moment(seconds: float) -> str:

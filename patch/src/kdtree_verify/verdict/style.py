@@ -36,7 +36,6 @@ figcaption, .legend { font-size: .85rem; color: var(--soft); }
 .key { width: 26px; height: 14px; vertical-align: -2px; }
 .chart { display: block; width: 100%; height: auto; font-size: 10.5px; }
 .chart text { fill: var(--soft); }
-.chart .name { fill: var(--text); paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
 .grid { stroke: var(--rule); stroke-width: .5; }
 .axis { stroke: var(--soft); stroke-width: 1; fill: none; }
 .reference { stroke: var(--text); stroke-width: 1.2; }
@@ -48,9 +47,10 @@ figcaption, .legend { font-size: .85rem; color: var(--soft); }
 .scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .5rem .75rem; color: var(--soft); }
-th, td { padding: .35rem .75rem; text-align: right; border-top: 1px solid var(--rule); overflow-wrap: normal; }
+th, td { padding: .35rem .75rem; text-align: right; border-top: 1px solid var(--rule); white-space: nowrap; }
+caption { white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
-td.text, th.text { text-align: left; }
+td.text, th.text { text-align: left; white-space: normal; min-width: 16rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; }
 @media (max-width: 30rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }

@@ -1,6 +1,6 @@
 """Charts as SVG for a page: one viewBox, colors and dashes by the page's classes, a title for each mark.
 
-No color carries a meaning alone: each series has a mark or a dash of its own, and each line of reference its name.
+No color carries a meaning alone: each series has a mark of its own, each line a dash of its own.
 """
 
 from __future__ import annotations
@@ -110,18 +110,28 @@ def chart(
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py, _ in places)
             parts.append(f"<polyline class='line k{one.kind}' points='{path}'/>")
         parts += [_mark(one.kind, px, py, title) for px, py, title in places]
-    parts += _references(references, y, right)
+    for index, reference in enumerate(references):
+        at = y.at(reference.y)
+        parts.append(
+            f"<line class='reference r{index}' x1='{LEFT}' x2='{right}' y1='{at:.1f}' y2='{at:.1f}'>"
+            f"<title>{escape(reference.name)}</title></line>"
+        )
     return "\n".join([*parts, "</svg>"])
 
 
-def legend(series: Sequence[Series]) -> str:
-    """The marks and their names, as HTML."""
+def legend(series: Sequence[Series], references: Sequence[Reference] = ()) -> str:
+    """Each mark and line with its name, as HTML."""
     items = []
     for one in series:
         line = f"<line class='line k{one.kind}' x1='0' x2='26' y1='7' y2='7'/>" if one.joined else ""
-        picture = f"<svg class='key' viewBox='0 0 26 14' aria-hidden='true'>{line}{_mark(one.kind, 13, 7, None)}</svg>"
-        items.append(f"<li>{picture} {escape(one.name)}</li>")
-    return f"<ul class='legend'>{''.join(items)}</ul>"
+        items.append((line + _mark(one.kind, 13, 7, None), one.name))
+    for index, reference in enumerate(references):
+        items.append((f"<line class='reference r{index}' x1='0' x2='26' y1='7' y2='7'/>", reference.name))
+    keys = "".join(
+        f"<li><svg class='key' viewBox='0 0 26 14' aria-hidden='true'>{picture}</svg> {escape(name)}</li>"
+        for picture, name in items
+    )
+    return f"<ul class='legend'>{keys}</ul>"
 
 
 def _mark(kind: int, x: float, y: float, title: str | None) -> str:
@@ -135,19 +145,6 @@ def _mark(kind: int, x: float, y: float, title: str | None) -> str:
             f"<rect {name} x='{x - side / 2:.1f}' y='{y - side / 2:.1f}' width='{side}' height='{side}'>{inner}</rect>"
         )
     return f"<path {name} d='M{x:.1f} {y - _MARK:.1f}l{_MARK} {2 * _MARK}h{-2 * _MARK}z'>{inner}</path>"
-
-
-def _references(references: Sequence[Reference], y: Logarithmic, right: int) -> list[str]:
-    parts, last = [], math.inf
-    # Names that would lie on each other go below their line.
-    for index, line in enumerate(sorted(references, key=lambda line: y.at(line.y), reverse=True)):
-        at = y.at(line.y)
-        crowded = last - at < 12
-        last = at
-        parts.append(f"<line class='reference r{index % 3}' x1='{LEFT}' x2='{right}' y1='{at:.1f}' y2='{at:.1f}'/>")
-        down = at - 3 if not crowded and at > TOP + 10 else at + 10 if at <= TOP + 10 else at - 3
-        parts.append(f"<text class='name' x='{right}' y='{down:.1f}' text-anchor='end'>{escape(line.name)}</text>")
-    return parts
 
 
 def ticks_of(values: Sequence[int], most: int = 7) -> list[tuple[float, str]]:

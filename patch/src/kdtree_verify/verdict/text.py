@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ..evidence.history import nan_last
 from ..evidence.setup import Setup
 from . import ranges
 from .document import Report, runs
@@ -63,12 +64,12 @@ def _lines(report: Report) -> list[str]:
     evidence = report.evidence
     lines = [headline(report), "", f"setup     {setup_line(evidence.setup)}"]
     lines += [f"versions  {versions_line(evidence.setup)}", f"evidence  {evidence_line(report)}", ""]
-    rows = [("criterion", "", "found", "wanted")]
     # What is in the way comes first.
     order = (Status.FAILED, Status.MISSING, Status.MET)
-    criteria = sorted(report.criteria, key=lambda criterion: order.index(criterion.status))
-    rows += [(each.name, each.status, each.found, each.wanted) for each in criteria]
-    lines += _columns(rows)
+    for each in sorted(report.criteria, key=lambda criterion: order.index(criterion.status)):
+        lines.append(f"{each.status:9} {each.name:13} {each.found}")
+        if each.status is not Status.MET:
+            lines.append(f"{'':23} wanted: {each.wanted}")
     if report.limits:
         lines += ["", "not covered, and computed by on all the same:"]
         lines += _some([f"  {limit}" for limit in report.limits], _MOST_LIMITS)
@@ -92,7 +93,7 @@ def evidence_line(report: Report) -> str:
 
 
 def _layer_lines(evidence: Merged) -> list[str]:
-    layers = sorted(evidence.layers(), key=lambda layer: layer.worst_rel_l2, reverse=True)[:_WORST_LAYERS]
+    layers = sorted(evidence.layers(), key=lambda layer: nan_last(layer.worst_rel_l2), reverse=True)[:_WORST_LAYERS]
     rows = [("worst layers", "worst rel. L2", "rel. L2", "compared", "beyond bound")]
     for layer in layers:
         name = f"{'draft ' if layer.model == 'draft' else ''}layer {layer.layer}"
