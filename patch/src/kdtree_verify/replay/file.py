@@ -53,9 +53,7 @@ def write(path: Path, capture: Capture, origin: Origin) -> None:
     # Made first, so that its mode is ours and not the umask's.
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     try:
-        # Of one token, v may be a view of k: safetensors refuses tensors that share memory.
-        tensors = capture.tensors | {"v": capture.v.clone()}
-        save_file(tensors, temporary, {_METADATA: json.dumps(_document(capture, origin))})
+        save_file(_apart(capture.tensors), temporary, {_METADATA: json.dumps(_document(capture, origin))})
         os.replace(temporary, path)
     except SafetensorError as error:  # how it hands on what the operating system refused
         raise OSError(str(error)) from error
@@ -96,6 +94,17 @@ def _document(capture: Capture, origin: Origin) -> dict[str, Any]:
     # JSON has no inf and no NaN.
     call |= {"model": str(capture.model), "rel_l2": capture.rel_l2 if math.isfinite(capture.rel_l2) else None}
     return {"schema": SCHEMA, "call": call, "made": asdict(origin)}
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    # safetensors refuses tensors that share memory, as v and k of one token may.
+    storages: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return found
 
 
 def _check_file(path: Path) -> None:
