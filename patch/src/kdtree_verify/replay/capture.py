@@ -11,8 +11,9 @@ from ..abi import MAX_BATCH, MAX_DRAFT_TOKENS, MAX_HEADS, QK_DIM, V_DIM
 from ..records import Model
 
 # float32 is the host library's: a server on the CPU may hold all in it.
-_DTYPES = (torch.bfloat16, torch.float32)
-_POOL_DTYPES = (*_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
+OUT_DTYPES = (torch.bfloat16, torch.float32)
+_INPUT_DTYPES = OUT_DTYPES
+POOL_DTYPES = (*_INPUT_DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
 _LARGEST_SCALE = torch.finfo(torch.float32).max
 
 
@@ -88,13 +89,13 @@ class Capture:
             limits = f"[1..{MAX_DRAFT_TOKENS}, 1..{MAX_HEADS}, {QK_DIM}]"
             raise ValueError(f"q is {list(self.q.shape)}, wanted {limits}")
         length = self.prefix.shape[0] if self.prefix.dim() == 2 else 0
-        _check("q", self.q, (tokens, heads, QK_DIM), _DTYPES)
+        _check("q", self.q, (tokens, heads, QK_DIM), _INPUT_DTYPES)
         _check("k", self.k, (tokens, QK_DIM), (self.q.dtype,))
         _check("v", self.v, (tokens, V_DIM), (self.q.dtype,))
         if self.visible is not None:
             _check("visible", self.visible, (tokens, tokens), (torch.uint8,))
-        _check("prefix", self.prefix, (length, QK_DIM), _POOL_DTYPES)
-        _check("stock", self.stock, (tokens, heads, V_DIM), _DTYPES)
+        _check("prefix", self.prefix, (length, QK_DIM), POOL_DTYPES)
+        _check("stock", self.stock, (tokens, heads, V_DIM), OUT_DTYPES)
         _check("ours", self.ours, (tokens, heads, V_DIM), (self.stock.dtype,))
 
     def _check_numbers(self) -> None:
