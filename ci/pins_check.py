@@ -16,12 +16,13 @@ from pins_reader import PinsError, normalize
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT_ON = ("sglang", "cuda-devel")
+RUN_BESIDE = ("prometheus", "grafana")
 
 
 def main(pins: dict[str, Any], root: Path = ROOT) -> int:
     """Prints every complaint; 0 only where there is none."""
     complaints = [*images(pins), *wheel_sets(pins), *agreement(pins)]
-    complaints += [*dockerfile(pins, root), *installs(root), *versions(root)]
+    complaints += [*dockerfile(pins, root), *compose(pins, root), *installs(root), *versions(root)]
     for complaint in complaints:
         print(f"pins: {complaint}", file=sys.stderr)
     return 1 if complaints else 0
@@ -80,6 +81,16 @@ def dockerfile(pins: dict[str, Any], root: Path) -> Iterator[str]:
     for value in re.findall(r"^ARG KDTREE_ARCHS=\"?([^\"\n]*)", text, re.M):
         if value != pins_reader.get(pins, "cuda.architectures"):
             yield f"docker/Dockerfile: KDTREE_ARCHS defaults to {value}, pins.toml has another"
+
+
+def compose(pins: dict[str, Any], root: Path) -> Iterator[str]:
+    """Images that compose.yaml takes from elsewhere are the pinned ones; its own has a variable for a name."""
+    named = set(re.findall(r"^ +image: ([^$\s]\S*)$", _read(root, "compose.yaml"), re.M))
+    pinned = {pins_reader.get(pins, f"images.{key}") for key in RUN_BESIDE}
+    for image in sorted(named - pinned):
+        yield f"compose.yaml: image {image} is not in pins.toml"
+    for image in sorted(pinned - named):
+        yield f"compose.yaml: nothing runs {image}"
 
 
 def installs(root: Path) -> Iterator[str]:

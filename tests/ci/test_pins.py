@@ -86,6 +86,14 @@ RUN true \\
  && pip install --no-deps \\
       --require-hashes -r /parts/requirements.txt
 """,
+        "compose.yaml": "".join(
+            f"services:\n  {name}:\n    image: {image}\n"
+            for name, image in [
+                ("server", "${KDTREE_IMAGE:-kdtree:local}"),
+                ("prometheus", pins_reader.get(PINS, "images.prometheus")),
+                ("grafana", pins_reader.get(PINS, "images.grafana")),
+            ]
+        ),
         "kernel/include/kdtree_verify.h": '#define KDTREE_VERSION "1.2.3"\n',
         "patch/src/kdtree_verify/__init__.py": '__version__ = "1.2.3"\n',
         "ci/some": "#!/bin/sh\npip install --no-index x\n",
@@ -119,6 +127,8 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
         ),
         (edit("docker/Dockerfile", "=120a", "=90a"), "KDTREE_ARCHS defaults to 90a"),
         (edit("docker/Dockerfile", "--require-hashes ", ""), "docker/Dockerfile: pip without"),
+        (edit("compose.yaml", "@sha256:8786", "@sha256:8787"), "compose.yaml: image prom/prometheus"),
+        (edit("compose.yaml", f"image: {pins_reader.get(PINS, 'images.grafana')}", ""), "nothing runs grafana/grafana"),
         (edit("ci/some", "--no-index ", ""), "ci/some: pip without"),
         (edit("kernel/include/kdtree_verify.h", "1.2.3", "1.2.4"), "version 1.2.4"),
     ],
