@@ -33,7 +33,13 @@ class Browser:
 
     def __init__(self, url: str, profile: Path):
         self._url = url
-        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--user-data-dir={profile}",
+        ]
         options = {"args": arguments, "perfLoggingPrefs": {"enableNetwork": True}}
         logged = {"browser": "ALL", "performance": "ALL"}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logged}
@@ -66,7 +72,9 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Addresses asked for since the last call; what stands in the page itself (data:) is none."""
-        messages = [json.loads(each["message"])["message"] for each in self._ask("POST", "/se/log", {"type": "performance"})]
+        messages = [
+            json.loads(each["message"])["message"] for each in self._ask("POST", "/se/log", {"type": "performance"})
+        ]
         sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
         return [url for url in sent if not url.startswith("data:")]
 

@@ -196,7 +196,7 @@ def _bound(merged: Merged) -> Criterion:
         return Criterion("bound", Status.MISSING, "nothing was compared", wanted)
     worst = largest(values)
     inside = beyond == 0 and worst <= merged.bound
-    found = f"{beyond:,} calls beyond it, {worst:.2e} at worst"
+    found = f"{beyond:,} calls beyond it, {ranges.difference(worst)} at worst"
     return Criterion("bound", Status.MET if inside else Status.FAILED, found, wanted)
 
 
@@ -218,7 +218,9 @@ def _float64(merged: Merged) -> Criterion:
     if found is None:
         return Criterion("float64", Status.MISSING, "not measured", wanted)
     near = found.kernel_rel_l2 <= enough.KERNEL_OVER_STOCK * found.stock_rel_l2
-    text = f"kernel {found.kernel_rel_l2:.2e}, stock {found.stock_rel_l2:.2e} ({found.case})"
+    text = (
+        f"kernel {ranges.difference(found.kernel_rel_l2)}, stock {ranges.difference(found.stock_rel_l2)} ({found.case})"
+    )
     return Criterion("float64", Status.MET if near else Status.FAILED, text, wanted)
 
 
@@ -228,8 +230,8 @@ def _explained(merged: Merged) -> Criterion:
     if limit is None or not layers:
         return Criterion("explained", Status.MISSING, "not measured", "a difference that rounding explains")
     worst = max(layers, key=lambda layer: nan_last(layer.rel_l2))
-    found = f"{worst.rel_l2:.2e} in {_layer_name(*worst.key)}, the layer that is furthest from stock"
-    wanted = f"at most {limit:.2e}, {enough.EXPLAINED_FACTOR:g} times both errors against float64"
+    found = f"{ranges.difference(worst.rel_l2)} in {_layer_name(*worst.key)}, the layer that is furthest from stock"
+    wanted = f"at most {ranges.difference(limit)}, {enough.EXPLAINED_FACTOR:g} times both errors against float64"
     return Criterion("explained", Status.MET if worst.rel_l2 <= limit else Status.FAILED, found, wanted)
 
 

@@ -98,11 +98,11 @@ def _saving(report: Report) -> str:
 
     def shown(cell: Cell | None) -> str:
         each = times.get((cell.prefix_from, cell.batch_from)) if cell else None
-        return f"{each.saved_ms:,.2f} ms ({each.stock_us:,.0f} to {each.kernel_us:,.0f} us)" if each else "-"
+        return f"{each.saved_ms:,.2f} ms ({each.stock_us:,.0f}, {each.kernel_us:,.0f} us)" if each else "-"
 
     caption = (
-        "What a decode step would save, and in brackets the device time of one layer's call, from stock's to KDTree's: "
-        "their difference times the layers"
+        "What a decode step would save. In brackets the device time of one layer's call, stock's and KDTree's, whose "
+        "difference it is, times the layers"
     )
     return _grid(caption, {place: each.cell for place, each in times.items()}, shown)
 
@@ -125,8 +125,8 @@ def _layers(report: Report) -> str:
         [
             f"{'draft ' if layer.model == 'draft' else ''}{layer.layer}",
             f"{layer.compare_calls:,}",
-            f"{layer.worst_rel_l2:.2e}",
-            f"{layer.rel_l2:.2e}",
+            ranges.difference(layer.worst_rel_l2),
+            ranges.difference(layer.rel_l2),
             f"{layer.exceeded_calls:,}",
             f"{layer.nonfinite:,}",
         ]
@@ -177,7 +177,8 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, 
         for row in rows
     )
     # Wider than a phone: it scrolls by itself, by keys too.
+    name = f"aria-label='{escape(caption)}'"
     return (
-        f"<div class='scroll' role='region' tabindex='0' aria-label='{escape(caption)}'><table>"
-        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<p class='soft'>{escape(caption)}</p><div class='scroll' role='region' tabindex='0' {name}>"
+        f"<table {name}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )

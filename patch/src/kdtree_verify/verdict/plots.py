@@ -38,8 +38,12 @@ def _per_layer(evidence: Merged) -> str:
     after = max((layer.layer for layer in target), default=-1) + 1
     places = [*((layer.layer, layer) for layer in target), *((after + i, layer) for i, layer in enumerate(draft))]
     name = {place: f"{'draft ' if layer.model != 'target' else ''}layer {layer.layer}" for place, layer in places}
-    worst = [(float(x), each.worst_rel_l2, f"{name[x]}: worst {each.worst_rel_l2:.2e}") for x, each in places]
-    typical = [(float(x), each.rel_l2, f"{name[x]}: {each.rel_l2:.2e} over all calls") for x, each in places]
+    worst = [
+        (float(x), each.worst_rel_l2, f"{name[x]}: worst {ranges.difference(each.worst_rel_l2)}") for x, each in places
+    ]
+    typical = [
+        (float(x), each.rel_l2, f"{name[x]}: {ranges.difference(each.rel_l2)} over all calls") for x, each in places
+    ]
     series = [svg.Series("worst call", 0, worst), svg.Series("all calls together", 1, typical)]
     axis = svg.Axis(
         "layer" + (f" (the draft's from {after} on)" if draft else ""),
@@ -57,10 +61,13 @@ def _over_time(evidence: Merged) -> str:
     if not points:
         return _empty(title, "No call was compared yet.")
     worst = [
-        ((p.start + p.end) / 2, p.worst, f"{_moment(p.end)}: worst {p.worst:.2e}, {p.calls:,} calls") for p in points
+        ((p.start + p.end) / 2, p.worst, f"{_moment(p.end)}: worst {ranges.difference(p.worst)}, {p.calls:,} calls")
+        for p in points
     ]
     mean = [
-        ((p.start + p.end) / 2, p.mean, f"{_moment(p.end)}: mean {p.mean:.2e}") for p in points if p.mean is not None
+        ((p.start + p.end) / 2, p.mean, f"{_moment(p.end)}: mean {ranges.difference(p.mean)}")
+        for p in points
+        if p.mean is not None
     ]
     series = [svg.Series("worst seen", 0, worst), *([svg.Series("mean", 1, mean, joined=True)] if mean else [])]
     first, last = points[0].start, max(p.end for p in points)
@@ -86,8 +93,8 @@ def _over_prefix(evidence: Merged) -> str:
         label = ranges.prefix(start, cells[0].prefix_below)
         high = largest([cell.worst_rel_l2 for cell in cells])
         middle = sum(cell.mean_rel_l2 * cell.calls for cell in cells) / sum(cell.calls for cell in cells)
-        worst.append((float(place), high, f"{label}: worst {high:.2e}"))
-        mean.append((float(place), middle, f"{label}: mean {middle:.2e}"))
+        worst.append((float(place), high, f"{label}: worst {ranges.difference(high)}"))
+        mean.append((float(place), middle, f"{label}: mean {ranges.difference(middle)}"))
     series = [svg.Series("worst call", 0, worst), svg.Series("mean", 1, mean, joined=True)]
     said = f"{len(starts)} ranges of prefix length; the worst is {_worst(worst)}."
     return _figure("prefix", title, said, _prefix_axis(starts), _DIFFERENCE, series, _references(evidence))
@@ -152,7 +159,7 @@ def _timed(cell: Cell, name: str, us: float) -> str:
 
 
 def _worst(points: Sequence[tuple[float, float, str]]) -> str:
-    return f"{largest([y for _, y, _ in points]):.2e}"
+    return ranges.difference(largest([y for _, y, _ in points]))
 
 
 def _moment(seconds: float) -> str:

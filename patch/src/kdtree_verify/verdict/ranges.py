@@ -1,8 +1,15 @@
-"""Ranges of counts, as people read them."""
+"""Ranges of counts and differences, as people read them."""
 
 from __future__ import annotations
 
+import math
+
 _KILO = 1024
+
+
+def difference(value: float) -> str:
+    """A relative L2 difference."""
+    return f"{value:.2e}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
 
 
 def short(value: int) -> str:

@@ -7,7 +7,7 @@ STYLE = """
   --rule: #3d444d; --k0: #fdba74; --k1: #93c5fd; --k2: #86efac; --good: #86efac; --wait: #fcd34d; --bad: #fca5a5; } }
 @media print { :root { color-scheme: light; --text: #000; --soft: #333; --page: #fff; --card: #fff; --rule: #999;
   --k0: #9a3412; --k1: #1d4ed8; --k2: #166534; --good: #166534; --wait: #854d0e; --bad: #b91c1c; }
-  figure, li, tr { break-inside: avoid; } }
+}
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 72rem; color: var(--text); background: var(--page);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
@@ -21,7 +21,7 @@ h3 { font-size: 1rem; margin: 0 0 .5rem; }
 .justified { border-left-color: var(--good); color: var(--good); }
 .not-yet { border-left-color: var(--wait); color: var(--wait); }
 .no { border-left-color: var(--bad); color: var(--bad); }
-.soft { color: var(--soft); }
+.soft { color: var(--soft); } p.soft { margin: 0 0 .5rem; font-size: .92rem; }
 ul { padding: 0; list-style: none; margin: 0; }
 .plain { padding-left: 1.2rem; list-style: disc; }
 .criteria { display: grid; gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(min(21rem, 100%), 1fr)); }
@@ -34,7 +34,7 @@ figure { margin: 0; border: 1px solid var(--rule); border-radius: .5rem; padding
 figcaption, .legend { font-size: .85rem; color: var(--soft); }
 .legend { display: flex; flex-wrap: wrap; gap: 0 1rem; }
 .key { width: 26px; height: 14px; vertical-align: -2px; }
-.chart { display: block; width: 100%; height: auto; font-size: 10.5px; }
+.chart { display: block; width: 100%; height: auto; font-size: 12px; }
 .chart text { fill: var(--soft); }
 .grid { stroke: var(--rule); stroke-width: .5; }
 .axis { stroke: var(--soft); stroke-width: 1; fill: none; }
@@ -46,12 +46,14 @@ figcaption, .legend { font-size: .85rem; color: var(--soft); }
 .point.k2 { fill: var(--k2); }
 .scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: .5rem .75rem; color: var(--soft); }
 th, td { padding: .35rem .75rem; text-align: right; border-top: 1px solid var(--rule); white-space: nowrap; }
-caption { white-space: normal; }
+tbody th { position: sticky; left: 0; background: var(--page); }
+thead th { border-top: 0; }
 th:first-child, td:first-child { text-align: left; }
 td.text, th.text { text-align: left; white-space: normal; min-width: 16rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; }
 @media (max-width: 30rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
+@media print { body { font-size: 10pt; padding: 0; } figure, li, tr { break-inside: avoid; }
+  .plots, .criteria { grid-template-columns: 1fr 1fr; } .scroll { overflow: visible; } td, th { white-space: normal; } }
 """

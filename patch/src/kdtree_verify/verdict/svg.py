@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 380, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 44
 _MARK = 3.2
 
 
@@ -93,17 +93,17 @@ def chart(
     for tick in y.ticks:
         at = y.at(tick)
         parts.append(f"<line class='grid' x1='{LEFT}' x2='{right}' y1='{at:.1f}' y2='{at:.1f}'/>")
-        parts.append(f"<text x='{LEFT - 5}' y='{at + 3.5:.1f}' text-anchor='end'>{_number(tick)}</text>")
+        parts.append(f"<text x='{LEFT - 5}' y='{at + 4:.1f}' text-anchor='end'>{_number(tick)}</text>")
     for tick, label in x.ticks:
         at = x.at(tick)
         anchor = "end" if at > right - 14 else "middle"
         parts.append(f"<line class='axis' x1='{at:.1f}' x2='{at:.1f}' y1='{foot}' y2='{foot + 4}'/>")
-        parts.append(f"<text x='{at:.1f}' y='{foot + 16}' text-anchor='{anchor}'>{escape(label)}</text>")
+        parts.append(f"<text x='{at:.1f}' y='{foot + 17}' text-anchor='{anchor}'>{escape(label)}</text>")
     parts.append(f"<path class='axis area' d='M{LEFT} {TOP}V{foot}H{right}'/>")
     middle = (LEFT + right) / 2
     parts.append(f"<text x='{middle:.0f}' y='{HEIGHT - 6}' text-anchor='middle'>{escape(x.title)}</text>")
     up = (TOP + foot) / 2
-    parts.append(f"<text x='10' y='{up}' text-anchor='middle' transform='rotate(-90 10 {up})'>{escape(y_title)}</text>")
+    parts.append(f"<text x='12' y='{up}' text-anchor='middle' transform='rotate(-90 12 {up})'>{escape(y_title)}</text>")
     for one in series:
         places = [(x.at(px), y.at(py), title) for px, py, title in one.points]
         if one.joined:

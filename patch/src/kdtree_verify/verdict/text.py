@@ -97,7 +97,7 @@ def _layer_lines(evidence: Merged) -> list[str]:
     rows = [("worst layers", "worst rel. L2", "rel. L2", "compared", "beyond bound")]
     for layer in layers:
         name = f"{'draft ' if layer.model == 'draft' else ''}layer {layer.layer}"
-        figures = (f"{layer.worst_rel_l2:.2e}", f"{layer.rel_l2:.2e}")
+        figures = (ranges.difference(layer.worst_rel_l2), ranges.difference(layer.rel_l2))
         rows.append((name, *figures, f"{layer.compare_calls:,}", f"{layer.exceeded_calls:,}"))
     return ["", *_columns(rows)] if layers else []
 
@@ -119,7 +119,7 @@ def _cell_lines(report: Report) -> list[str]:
                 ranges.prefix(cell.prefix_from, cell.prefix_below),
                 f"{evidence.calls_per_layer(cell):,.0f}",
                 "" if well_compared(evidence, cell) else "too few",
-                f"{cell.worst_rel_l2:.2e}",
+                ranges.difference(cell.worst_rel_l2),
                 *shown,
             )
         )
