@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kdtree_verify.config import from_environment
 from kdtree_verify.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,8 @@ def test_the_settings_are_all_that_the_unit_asks_for_and_begin_with_stock() -> N
         "SGLANG_MODEL",
         "SGLANG_ARGS",
     }
-    assert settings().keys() - {"SGLANG_MODEL", "SGLANG_ARGS"} == {"KDTREE_VERIFY"}
+    assert settings().keys() - {"SGLANG_MODEL", "SGLANG_ARGS"} == {"KDTREE_VERIFY", "KDTREE_CAPTURES"}
+    assert from_environment(settings()) == from_environment({})
     assert settings()["KDTREE_VERIFY"] == "off"
 
 
