@@ -1,4 +1,5 @@
-"""The CUDA library that the source tree built, on the first GPU; cases and reference of tests/kernel."""
+"""The CUDA library that the source tree built, on the first GPU; cases and reference of tests/kernel, captures of
+tests/patch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "patch" / "src"), str(ROOT / "tests" / "kernel")]
+sys.path[:0] = [str(ROOT / "patch" / "src"), *(str(ROOT / "tests" / name) for name in ("kernel", "patch"))]
 
 
 @pytest.fixture(scope="session")
