@@ -31,25 +31,26 @@ def lines(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if "allocated on" in record.getMessage()]
 
 
-@pytest.mark.parametrize("mode", ["validate", "on"])
-def test_allocated_before_the_pool_is_sized_and_kept(arm, module, caplog, mode) -> None:
+@pytest.mark.parametrize(("mode", "sample", "boxed"), [("validate", 0, True), ("on", 0, False), ("on", 4, True)])
+def test_allocated_before_the_pool_is_sized_and_kept(arm, module, caplog, mode, sample, boxed) -> None:
     caplog.set_level(logging.INFO)
-    process = arm(mode)
+    process = arm(mode, sample_every=sample)
     process.patch_runner(module)
     module.ModelRunner.reserved = staticmethod(lambda: process._reserved)
     config, layout, reserved = module.ModelRunner().alloc_memory_pool("config", layout=1)
     assert (config, layout) == ("config", 1)
     assert reserved is process._reserved
-    kernel, records = reserved
+    kernel, records, box = reserved.kernel, reserved.records, reserved.box
     (line,) = lines(caplog)
     assert EARLY in line
     assert f"workspace {kernel.workspace_bytes / 2**20:.1f} MiB for the one stream that verifies" in line
     assert f"records {records.device_bytes / 2**20:.2f} MiB" in line
+    assert ("of the host, for a call out of bound 64 MiB" in line) == (box is not None) == boxed
 
     module.ModelRunner().alloc_memory_pool()  # a draft model's
     rig = Rig()
     rig.run(rig.step())
-    assert (process.rank.kernel, process.rank.records) == (kernel, records)
+    assert (process.rank.kernel, process.rank.records, process.rank.box) == (kernel, records, box)
     assert len(lines(caplog)) == 1
 
 

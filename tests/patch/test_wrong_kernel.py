@@ -8,7 +8,7 @@ import torch
 from kdtree_verify import kernel, report
 from kdtree_verify.abi import Status
 from kdtree_verify.eligibility import Reason
-from kdtree_verify.errors import LibraryError
+from kdtree_verify.errors import DeviceError, LibraryError
 from kdtree_verify.records import Model
 from kdtree_verify.state import State
 from rig import Rig
@@ -30,6 +30,40 @@ def test_validate_answers_as_stock_and_reports_the_difference(arm, defective_dir
     assert figures.exceeded_calls == 1
     assert figures.worst_rel_l2 > 10 * kernel.REL_L2_BOUND
     assert "calls out of bound 1" in report.line(process.rank)
+
+
+@pytest.mark.parametrize("pool", [None, torch.float8_e4m3fn], ids=str)
+def test_validate_keeps_the_call_for_whoever_looks_into_it(arm, defective_dir, pool, monkeypatch) -> None:
+    process = arm("validate", library_dir=defective_dir)
+    rig = Rig(prefixes=(33, 70), graph_batch=4, fp8_pool=pool)
+    rig.run(rig.step())
+    assert process.rank.box.take() is None
+    monkeypatch.setenv("KDTREE_DEFECT", "head-stride")
+    step = rig.step()
+    stock = rig.run(step).view(2, rig.draft_tokens, rig.heads, 512)
+    found = process.rank.box.take()
+    assert (found.model, found.layer, found.batch) == (Model.TARGET, 0, 4)
+    assert found.request in (0, 1)  # the others are padding
+    rows = slice(found.request * rig.draft_tokens, (found.request + 1) * rig.draft_tokens)
+    assert torch.equal(found.q, step.q[rows])
+    assert torch.equal(found.visible.bool(), step.visible[found.request])
+    assert torch.equal(found.stock, stock[found.request])
+    assert found.prefix.shape == (rig.prefixes[found.request], 576)
+    difference = (found.ours.double() - found.stock.double()).norm() / found.stock.double().norm()
+    assert difference > found.bound == kernel.rel_l2_bound(found.prefix.dtype)
+
+
+def test_no_memory_for_the_box_is_no_reason_not_to_serve(arm, stock, monkeypatch, caplog) -> None:
+    def no_memory(*args, **kwargs):
+        raise DeviceError("cudaHostAlloc failed", "cudaErrorMemoryAllocation: out of memory", "check")
+
+    monkeypatch.setattr("kdtree_verify.process.Box", no_memory)
+    process = arm("validate")
+    rig = Rig()
+    assert torch.equal(rig.run(rig.step()), stock)
+    assert process.rank.box is None
+    assert process.rank.records.layers()[0].compare_calls == 1
+    assert "none will be kept" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", list(kernel.REL_L2_BOUND_FP8_POOL), ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TypeVar
 
 import torch
@@ -81,7 +82,15 @@ class Kernel:
         """Computes the call into `out` [tokens, heads, 512]; returns the library's status."""
         return self.library.verify(self._on_stream(verify_args(call, out), place))
 
-    def compare(self, call: Call, ours: torch.Tensor, place: Place, shapes: Place, stamps: int | None = None) -> int:
+    def compare(
+        self,
+        call: Call,
+        ours: torch.Tensor,
+        place: Place,
+        shapes: Place,
+        stamps: int | None = None,
+        box: abi.BoxArgs | None = None,
+    ) -> int:
         """Adds the difference between stock's output of the call and `ours` to the records; returns the status.
 
         Args:
@@ -90,10 +99,13 @@ class Kernel:
             place: The layer's record.
             shapes: The table of shapes.
             stamps: Where the device has three stamps of the call: before stock, before ours, after ours.
+            box: Where the device keeps the call if it leaves its bound.
         """
         args = compare_args(call, ours)
         args.rel_l2_bound = rel_l2_bound(call.k_buffer.dtype)
         args.shapes, args.shapes_mirror, args.stamps = shapes.record, shapes.mirror, stamps
+        if box is not None:
+            args.box = ctypes.pointer(box)
         return self.library.compare(self._on_stream(args, place))
 
     def stamp(self, slot: int) -> int:

@@ -5,25 +5,38 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from . import contract, hook, library, report, selftest, state
-from .config import Config
+from . import contract, hook, library, metrics, report, selftest, state
+from .box import Box
+from .config import Config, Mode
 from .eligibility import Reason, backend_reason, runner_reason
 from .errors import ContractError, DeviceError, KdtreeError, end_process
 from .evidence.follower import Follower
 from .kernel import Kernel
 from .rank import Armed, Rank
 from .records import Model, Records
+from .replay import keeper
 from .reporter import Reporter
+from .startup.follow import follow
+from .startup.phases import Phase, Phases
 from .state import State, Verdict
 from .wrap import wrap_once
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Reserved:
+    """What a rank keeps until the process ends."""
+
+    kernel: Kernel
+    records: Records
+    box: Box | None
 
 
 class Process:
@@ -37,14 +50,16 @@ class Process:
         self.config = config
         self.rank: Rank | None = None
         self._backend_class: type | None = None
-        self._reserved: tuple[Kernel, Records] | None = None
+        self._reserved: _Reserved | None = None
         self._target_armed = False
+        self.phases = Phases(config.mode, config.state_dir)
 
     def patch_runner(self, module: ModuleType) -> None:
         """Wraps the method that sizes the KV pool by the memory left: what this rank keeps is taken before."""
 
         def make_alloc(stock: Callable[..., Any]) -> Callable[..., Any]:
             def alloc_memory_pool(runner: Any, *args: Any, **kwargs: Any) -> Any:
+                self.phases.enter(Phase.CACHE)
                 with self._fail_closed():
                     self._reserve(_device_of(runner), before_pool=True)
                 return stock(runner, *args, **kwargs)
@@ -52,7 +67,9 @@ class Process:
             return alloc_memory_pool
 
         with self._fail_closed():
-            wrap_once(contract.runner_class(module), contract.POOL_ALLOCATION, make_alloc)
+            runner_class = contract.runner_class(module)
+            wrap_once(runner_class, contract.POOL_ALLOCATION, make_alloc)
+            follow(runner_class, self.phases)
 
     def patch_backend(self, module: ModuleType) -> None:
         """Wraps the backend class of the module that was just imported."""
@@ -66,8 +83,10 @@ class Process:
 
         def make_init(stock: Callable[..., None]) -> Callable[..., None]:
             def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+                self.phases.enter(Phase.STARTING)
                 stock(scheduler, *args, **kwargs)
                 self.on_scheduler(scheduler)
+                self.phases.enter(Phase.READY)
 
             return __init__
 
@@ -101,7 +120,7 @@ class Process:
                     "start with --attention-backend triton, or set KDTREE_VERIFY=off",
                 )
 
-    def _reserve(self, device: torch.device, *, before_pool: bool) -> tuple[Kernel, Records]:
+    def _reserve(self, device: torch.device, *, before_pool: bool) -> _Reserved:
         """All that this rank keeps on the device, allocated the first time."""
         if self._reserved is not None:
             return self._reserved
@@ -116,29 +135,52 @@ class Process:
             ) from error
         sizes = f"workspace {kernel.workspace_bytes / 2**20:.1f} MiB for the one stream that verifies, "
         sizes += f"records {records.device_bytes / 2**20:.2f} MiB"
+        if (box := self._box(device)) is not None:
+            sizes += f"; of the host, for a call out of bound {box.size / 2**20:.0f} MiB"
         if before_pool:
             logger.info("kdtree: allocated on %s, before the KV pool is sized: %s", device, sizes)
         else:
             logger.warning("kdtree: allocated on %s, out of what the KV pool has left: %s", device, sizes)
-        self._reserved = kernel, records
+        self._reserved = _Reserved(kernel, records, box)
         return self._reserved
 
+    def _box(self, device: torch.device) -> Box | None:
+        """The box of a mode that compares. It only helps to see why a call was off: a server does without."""
+        if not self.config.captures or (self.config.mode is Mode.ON and not self.config.sample_every):
+            return None
+        try:
+            return Box(device)
+        except (DeviceError, torch.OutOfMemoryError) as error:
+            logger.warning("kdtree: no memory for a call that leaves its bound, none will be kept: %s", error)
+            return None
+
     def _arm(self, device: torch.device, heads: int, draft_tokens: int) -> Rank:
-        kernel, records = self._reserve(device, before_pool=False)
-        limits = kernel.limits
+        reserved = self._reserve(device, before_pool=False)
+        kernel, limits = reserved.kernel, reserved.kernel.limits
+        self.phases.enter(Phase.PROVING)
         proof = selftest.run(kernel.library, device, min(heads, limits.heads), min(draft_tokens, limits.draft_tokens))
         proof.raise_if_failed()
         logger.info("kdtree: self-test on %s", proof.summary())
 
-        rank = Rank(self.config.mode, kernel, records, Armed(heads, draft_tokens, self.config.sample_every))
+        armed = Armed(heads, draft_tokens, self.config.sample_every)
+        rank = Rank(self.config.mode, kernel, reserved.records, armed, reserved.box)
         identity, facts = state.this_rank(), _device_facts(device)
         path = state.rank_path(self.config.state_dir, identity)
 
         def document() -> dict[str, Any]:
-            return report.document(rank, identity, facts)
+            return report.document(rank, identity, facts) | self.phases.fields()
 
-        followers = [Follower(self.config.evidence_dir, self.config.state_dir, identity.name, document)]
-        Reporter(rank, path, document, self.config.log_interval, followers).start()
+        followers: list[Callable[[], None]] = [
+            Follower(self.config.evidence_dir, self.config.state_dir, identity.name, document),
+            *metrics.followers(document),
+        ]
+        if reserved.box is not None:
+            followers.append(
+                keeper.of_rank(reserved.box, self.config, identity.name, device, kernel.library.description)
+            )
+        reporter = Reporter(rank, path, document, self.config.log_interval, followers)
+        reporter.start()
+        self.phases.hand_over(path, reporter.write)
         return rank
 
     def _fail(self, error: KdtreeError) -> None:
@@ -147,7 +189,9 @@ class Process:
             self.config.mode, identity, Verdict(State.FAILED, str(error)), exit_code=error.code
         )
         try:
-            state.write(state.rank_path(self.config.state_dir, identity), document)
+            path = state.rank_path(self.config.state_dir, identity)
+            self.phases.hand_over(path)
+            state.write(path, document | self.phases.fields())
         except OSError:
             logger.exception("kdtree: the state file cannot be written")
         end_process(error)

@@ -12,6 +12,7 @@ import torch
 
 from . import eligibility
 from .abi import Status
+from .box import Box
 from .call import Call
 from .config import Mode
 from .eligibility import Reason
@@ -41,10 +42,11 @@ class Rank:
         kernel: The proven library on this rank's device.
         records: Where the device counts.
         armed: What it was armed with.
+        box: Where the device keeps a call that leaves its bound; None: nowhere.
     """
 
-    def __init__(self, mode: Mode, kernel: Kernel, records: Records, armed: Armed):
-        self.mode, self.kernel, self.records, self.armed = mode, kernel, records, armed
+    def __init__(self, mode: Mode, kernel: Kernel, records: Records, armed: Armed, box: Box | None = None):
+        self.mode, self.kernel, self.records, self.armed, self.box = mode, kernel, records, armed, box
         self.pool_dtype: torch.dtype | None = None
         """That of the KV pool, once a call of the target was seen."""
         self.idle_reason: str | None = None
@@ -96,7 +98,7 @@ class Rank:
         stopwatch = Stopwatch(self.kernel, self.records)
         stopwatch.begin()
         result = stock(*args, **kwargs)
-        self._validate(call, model, place, stopwatch)
+        self._validate(call, model, layer, place, stopwatch)
         return result
 
     def verdict(self) -> Verdict:
@@ -136,7 +138,7 @@ class Rank:
             self._failed(text)
             raise LibraryError("the kernel did not run", text, "set KDTREE_VERIFY=off and report this line")
 
-    def _validate(self, call: Call, model: Model, place: Place, stopwatch: Stopwatch) -> None:
+    def _validate(self, call: Call, model: Model, layer: int, place: Place, stopwatch: Stopwatch) -> None:
         # Ours must not change what stock answers, so nothing leaves this method but a note.
         try:
             # Freed on return: the allocator hands the same block to the next layer, in a graph's own pool too.
@@ -148,7 +150,8 @@ class Rank:
                 self.decline(model, Reason.LAUNCH_FAILED)
                 self._failed(f"kdtree_verify: {self.kernel.library.status_text(status)}")
                 return
-            status = self.kernel.compare(call, ours, place, self.records.shape_table, stopwatch.stamps)
+            box = None if self.box is None else self.box.args(call, ours, model, layer)
+            status = self.kernel.compare(call, ours, place, self.records.shape_table, stopwatch.stamps, box)
             if status != Status.OK:
                 self._failed(f"kdtree_compare: {self.kernel.library.status_text(status)}")
         except Exception as error:
