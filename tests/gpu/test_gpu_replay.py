@@ -1,4 +1,4 @@
-"""`kdtree replay` on a GPU: each compiled variant repeats the call, twice, and SGLang's own kernel where it is there."""
+"""`kdtree replay` on a GPU: each compiled variant repeats the call twice, and SGLang's own kernel where there is one."""
 
 from __future__ import annotations
 

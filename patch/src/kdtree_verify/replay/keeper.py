@@ -11,7 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from . import file, folder
+import torch
+
+from ..config import Config
+from ..evidence import server
+from ..library import Description
+from . import file, folder, origin
 from .capture import Capture
 from .origin import Origin
 
@@ -91,20 +96,27 @@ class Keeper:
         if size > file.LARGEST_FILE:
             self._say_once("large", f"it takes {size >> 20} MiB, none takes more than {file.LARGEST_FILE >> 20}")
             return None
-        origin = replace(self._origin, at=time.time())
+        made = replace(self._origin, at=time.time())
         with folder.prepared(self._directory) as in_use:
             if in_use + size > folder.FOLDER_LIMIT:
                 limit = folder.FOLDER_LIMIT >> 20
                 self._say_once("full", f"{in_use >> 20} of {limit} MiB are in use: remove what was looked at")
                 return None
-            path = self._directory / _name(capture, origin)
-            file.write(path, capture, origin)
+            path = self._directory / _name(capture, made)
+            file.write(path, capture, made)
         return path
 
     def _say_once(self, what: str, why: str) -> None:
         if what not in self._said:
             self._said.add(what)
             logger.warning("kdtree: a call out of bound is not kept in %s: %s (said once)", self._directory, why)
+
+
+def of_rank(box: Box, config: Config, rank: str, device: torch.device, library: Description) -> Keeper:
+    """The keeper of this process's rank; asks CUDA for the device's name."""
+    model = server.of_this_process(config.state_dir).model
+    made = origin.now(str(config.mode), rank, model, device, library)
+    return Keeper(box, config.evidence_dir / folder.NAME, made, config.captures)
 
 
 def _name(capture: Capture, origin: Origin) -> str:
