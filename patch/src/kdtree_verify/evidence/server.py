@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..state import SERVER_FILE
 
 _MODEL_OPTIONS = ("--model-path", "--model")
 _MOST_ANCESTORS = 16
+_SGLANGS = "sglang.srt.runtime_context"  # asked only where it is loaded: importing it takes seconds
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,7 @@ def _model(arguments: Sequence[str]) -> str | None:
 def _sglangs_model() -> str | None:
     """What SGLang itself says; None where it has not been configured: a notebook, a test."""
     try:
-        from sglang.srt.runtime_context import get_server_args
-
-        return str(get_server_args().model_path)
+        return str(sys.modules[_SGLANGS].get_server_args().model_path)
     except Exception:
         return None
 
@@ -101,9 +101,7 @@ def sizes() -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for name in ("tp_size", "pp_size", "dp_size"):
         try:
-            from sglang.srt.runtime_context import get_parallel
-
-            found[name] = int(getattr(get_parallel(), name))
+            found[name] = int(getattr(sys.modules[_SGLANGS].get_parallel(), name))
         except Exception:
             found[name] = None
     return found
