@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outcome import REQUESTS, Outcome, serve
-from serving import EAGLE, FP8, LAUNCHER, SGLANG, Launch
+from serving import EAGLE, FP8, LAUNCHER, METRICS, NGRAM, SGLANG, Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_LIBRARY = ROOT / "build" / "lib" / "libkdtree_verify_host.so"
@@ -51,7 +51,7 @@ def new_launch(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.fixture(scope="session")
 def off(new_launch: Callable[..., Launch]) -> Outcome:
-    return serve(new_launch("off"), again=True)
+    return serve(new_launch("off", arguments=(*NGRAM, METRICS)), again=True)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +72,7 @@ def on(new_launch: Callable[..., Launch], faulty_library_dir: Path, tmp_path_fac
 @pytest.fixture(scope="session")
 def on_two_ranks(new_launch: Callable[..., Launch]) -> Outcome:
     launch = new_launch("on", environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"})
-    return serve(Launch(**{**vars(launch), "arguments": (*launch.arguments, "--tp-size", "2")}))
+    return serve(Launch(**{**vars(launch), "arguments": (*launch.arguments, "--tp-size", "2", METRICS)}))
 
 
 @pytest.fixture(scope="session")
@@ -85,4 +85,4 @@ def fp8(new_launch: Callable[..., Launch]) -> dict[str, Outcome]:
 @pytest.fixture(scope="session")
 def eagle(new_launch: Callable[..., Launch]) -> Outcome:
     """The first requests only: drafting is interpreted too, and slow."""
-    return serve(new_launch("validate", arguments=EAGLE), requests=REQUESTS[:2])
+    return serve(new_launch("validate", arguments=(*EAGLE, METRICS)), requests=REQUESTS[:2], checks=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 from demo import conversation
 from demo.conversation import Answer
+from monitoring import Cost, Seen, cost, see
 from proof.server import started
-from serving import Launch
+from serving import METRICS, Launch
 
 REQUESTS = (*conversation.REQUESTS[:2], conversation.REQUESTS[-1])
 
@@ -27,6 +28,8 @@ class Outcome:
         mapped: For each rank name, the kernel libraries its process has mapped.
         killed_status: The server's exit status after kill -9 of a rank; None where none was killed.
         log: All that the server printed.
+        seen: What /metrics and status showed after the requests; None where the server has no /metrics.
+        cost: What the checks cost it; None where that was not asked.
     """
 
     answers: list[Answer]
@@ -36,6 +39,8 @@ class Outcome:
     mapped: dict[str, list[str]]
     killed_status: int | None
     log: str
+    seen: Seen | None = None
+    cost: Cost | None = None
 
 
 def serve(
@@ -45,6 +50,7 @@ def serve(
     requests: tuple[conversation.Request, ...] = REQUESTS,
     again: bool = False,
     kill: bool = False,
+    checks: bool = False,
 ) -> Outcome:
     """Starts a server, asks it, and ends it.
 
@@ -54,12 +60,15 @@ def serve(
         requests: What it is asked.
         again: The first is asked again without a fault.
         kill: At the end one rank is killed, to see how the server ends.
+        checks: What looking at it costs is measured.
     """
     with started(launch) as server:
         server.wait_ready()
         answers = conversation.hold(server.url, requests)
         ranks = server.settled()
         mapped = {name: mapped_libraries(document["pid"]) for name, document in ranks.items()}
+        seen = see(server) if METRICS in launch.arguments else None
+        costs = cost(server) if checks else None
         second_answers, second_ranks = [], ranks
         if fault is not None:
             fault.touch()
@@ -72,7 +81,7 @@ def serve(
             victim = next(iter(ranks.values()))["pid"]
             subprocess.run(["kill", "-KILL", str(victim)], check=True)
             status = server.wait_end()
-        return Outcome(answers, ranks, second_answers, second_ranks, mapped, status, server.log())
+        return Outcome(answers, ranks, second_answers, second_ranks, mapped, status, server.log(), seen, costs)
 
 
 def mapped_libraries(pid: int) -> list[str]:

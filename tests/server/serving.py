@@ -18,6 +18,7 @@ EAGLE = (
     *("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "2"),
     *("--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "4"),
 )
+METRICS = "--enable-metrics"
 # SGLang at 0.5.23 refuses fp8_e4m3 for MLA on a CPU, before any of ours is asked.
 FP8 = (*NGRAM, "--kv-cache-dtype", "fp8_e5m2")
 
