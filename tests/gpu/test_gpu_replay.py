@@ -1,4 +1,4 @@
-"""`kdtree replay` on a GPU: each compiled variant repeats the call twice, and SGLang's own kernel where there is one."""
+"""`kdtree replay` on a GPU: each compiled variant repeats the call twice, and SGLang's kernel where it is installed."""
 
 from __future__ import annotations
 

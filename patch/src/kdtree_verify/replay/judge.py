@@ -76,7 +76,7 @@ class Judgement:
         stock, ours: The recorded answers against float64.
         stock_again: SGLang's kernel here; None where it was not run.
         again: Ours, repeated by the library here: one entry a variant.
-        same_library: Whether that library is the one that recorded ours, by its file or by its sources.
+        same_library: Whether that library is the one that recorded ours, to the byte.
         stock_limit, ours_limit: Relative L2 up to which their arithmetic explains a distance.
         between: ||ours - stock|| / ||stock|| of the recorded answers of this request.
     """
@@ -135,7 +135,7 @@ def judge(
         ours=distance(capture.ours, exact),
         stock_again=None if stock_again is None else distance(stock_again, exact),
         again=[_again(each, capture, exact) for each in repeated],
-        same_library=_same(library, origin.library),
+        same_library=library["sha256"] == origin.library.get("sha256"),
         stock_limit=reference.stock_limit,
         ours_limit=reference.ours_limit,
         between=relative(capture.ours, capture.stock.double()),
@@ -180,12 +180,6 @@ def _again(repeated: Repeated, capture: Capture, exact: torch.Tensor) -> Again:
         from_recorded=relative(repeated.out, capture.ours.double()),
         steady=repeated.steady,
     )
-
-
-def _same(library: dict[str, str], recorded: dict[str, str]) -> bool:
-    if library["sha256"] == recorded.get("sha256"):
-        return True
-    return all(library[name] == recorded.get(name) for name in ("source_hash", "kind", "archs"))
 
 
 def _ratio(a: torch.Tensor, b: torch.Tensor) -> float:
