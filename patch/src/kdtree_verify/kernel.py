@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from . import abi
-from .call import Call, compare_args, verify_args
+from .call import Call, compare_args, gate_args, verify_args
 from .config import Device
 from .eligibility import Limits
 from .errors import DeviceError, LibraryError
@@ -107,6 +107,20 @@ class Kernel:
         if box is not None:
             args.box = ctypes.pointer(box)
         return self.library.compare(self._on_stream(args, place))
+
+    def gate(self, call: Call, gated: Call, counter: int, *, every: int, phase: int) -> int:
+        """Makes the indptrs of `gated` the call's, or zeros; returns the status.
+
+        Args:
+            call: What is let through one time of `every`.
+            gated: With indptrs of the same dtypes as the call's, at least as long as its requests are many, and one.
+            counter: Device address of a counter of such calls.
+            phase: Which ones: those for which (counter + phase) % every is 0.
+        """
+        args = gate_args(call, gated)
+        args.counter, args.every, args.phase = counter, every, phase
+        args.device, args.stream = self._ordinal, self._stream()
+        return self.library.gate(args)
 
     def stamp(self, slot: int) -> int:
         """Stores the time at which the device comes here; returns the status."""

@@ -19,6 +19,7 @@ from .eligibility import Reason
 from .errors import LibraryError
 from .kernel import Kernel
 from .records import Model, Place, Records
+from .sampling import Sampler
 from .state import State, Verdict
 from .stopwatch import Stopwatch
 
@@ -58,6 +59,8 @@ class Rank:
         """When verdict() first found the state that it found last."""
         self.failure: str | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        every = armed.sample_every if mode is Mode.ON else 0
+        self._sampler = Sampler(kernel, records, box, every) if every else None
         self._captured: dict[Reason, None] = {}
         self._logged: set[str] = set()
         self._state = State.ARMED
@@ -94,7 +97,12 @@ class Rank:
         if model is Model.TARGET:
             self.pool_dtype = call.k_buffer.dtype
         if self.mode is Mode.ON:
-            return self._serve(call, place)
+            self._serve(call, place)
+            if self._sampler is not None:
+                problem = self._sampler.sample(stock, args, kwargs, model=model, layer=layer, place=place)
+                if problem is not None:
+                    self._log_once(f"a call could not be sampled: {problem}; ours is served")
+            return None
         stopwatch = Stopwatch(self.kernel, self.records)
         stopwatch.begin()
         result = stock(*args, **kwargs)

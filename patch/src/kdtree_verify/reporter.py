@@ -69,7 +69,7 @@ class Reporter:
             key = figures.model, figures.layer
             if figures.exceeded_calls and key not in self._told:
                 self._told.add(key)
-                logger.error("%s", report.out_of_bound_line(figures))
+                logger.error("%s", report.out_of_bound_line(figures, self._rank.mode))
 
     def _follow(self) -> None:
         # One that fails is told of once and left out: the others, and the report, go on.
