@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import prometheus_server
 from kdtree_verify.metrics.catalogue import METRICS
 from monitoring import Seen
 from outcome import Outcome
@@ -98,6 +101,23 @@ def test_off_adds_nothing(off: Outcome) -> None:
 def test_a_server_without_the_flag_publishes_nothing(on: Outcome) -> None:
     assert on.seen is None
     assert "no metrics of this rank" not in on.log
+
+
+def test_the_dashboards_queries_find_data_in_what_real_servers_say(
+    eagle: Outcome, on_two_ranks: Outcome, tmp_path: Path
+) -> None:
+    """Each query whose metrics these servers have; what they have not, tests/deploy asks of what the product writes."""
+    if prometheus_server.tool("prometheus") is None:
+        pytest.skip("no Prometheus: ci/prometheus fetches it")
+    texts = [seen(outcome).metrics for outcome in (eagle, on_two_ranks)]
+    lacking = {metric.name for metric in METRICS if not any(f"\n{metric.name}{{" in text for text in texts)}
+    assert {name for name in lacking if not name.startswith(("kdtree_declined_", "kdtree_sampled_"))} == set()
+    queries = prometheus_server.dashboard_queries(json.loads(prometheus_server.DASHBOARD.read_text()))
+    asked = [query for query in queries if not any(name in query for name in lacking)]
+    assert sum("sglang:" in query for query in asked) >= 5
+    with prometheus_server.running(tmp_path, *texts) as prometheus:
+        assert {query: bool(prometheus.query(query)) for query in asked} == dict.fromkeys(asked, True)
+        assert {alert["labels"]["alertname"] for alert in prometheus.get("alerts")["alerts"]} <= {"KDTreeRankSilent"}
 
 
 def test_no_check_costs_the_model_a_forward_pass(eagle: Outcome) -> None:
