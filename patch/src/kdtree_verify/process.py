@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import contract, hook, library, metrics, report, selftest, state
+from . import contract, hook, library, metrics, report, selftest, state, yardstick
 from .box import Box
 from .config import Config, Mode
 from .eligibility import Reason, backend_reason, runner_reason
@@ -101,7 +101,7 @@ class Process:
         with self._fail_closed():
             draft = getattr(model_runner, "is_draft_worker", False)
             if self.rank is None:
-                self.rank = self._arm(_device_of(model_runner), backend.num_head, backend.num_draft_tokens or 1)
+                self.rank = self._arm(backend, model_runner)
             reason = runner_reason(model_runner)
             hook.guard_backend(backend, self.rank, Model.DRAFT if draft else Model.TARGET, reason)
             if not draft:
@@ -154,7 +154,8 @@ class Process:
             logger.warning("kdtree: no memory for a call that leaves its bound, none will be kept: %s", error)
             return None
 
-    def _arm(self, device: torch.device, heads: int, draft_tokens: int) -> Rank:
+    def _arm(self, backend: Any, model_runner: Any) -> Rank:
+        device, heads, draft_tokens = _device_of(model_runner), backend.num_head, backend.num_draft_tokens or 1
         reserved = self._reserve(device, before_pool=False)
         kernel, limits = reserved.kernel, reserved.kernel.limits
         self.phases.enter(Phase.PROVING)
@@ -162,22 +163,27 @@ class Process:
         proof.raise_if_failed()
         logger.info("kdtree: self-test on %s", proof.summary())
 
-        armed = Armed(heads, draft_tokens, self.config.sample_every)
+        stock, pool = contract.attention_call(backend), getattr(model_runner, "kv_cache_dtype", None)
+        measured = yardstick.measure(stock, kernel, pool, heads, draft_tokens)
+        armed = Armed(heads, draft_tokens, self.config.sample_every, measured)
         rank = Rank(self.config.mode, kernel, reserved.records, armed, reserved.box)
         identity, facts = state.this_rank(), _device_facts(device)
         path = state.rank_path(self.config.state_dir, identity)
 
+        keep = None
+        if reserved.box is not None:
+            keep = keeper.of_rank(reserved.box, self.config, identity.name, device, kernel.library.description)
+
         def document() -> dict[str, Any]:
-            return report.document(rank, identity, facts) | self.phases.fields()
+            captures = None if keep is None else keep.kept
+            return report.document(rank, identity, facts) | self.phases.fields() | {"captures": captures}
 
         followers: list[Callable[[], None]] = [
             Follower(self.config.evidence_dir, self.config.state_dir, identity.name, document),
             *metrics.followers(document),
         ]
-        if reserved.box is not None:
-            followers.append(
-                keeper.of_rank(reserved.box, self.config, identity.name, device, kernel.library.description)
-            )
+        if keep is not None:
+            followers.append(keep)
         reporter = Reporter(rank, path, document, self.config.log_interval, followers)
         reporter.start()
         self.phases.hand_over(path, reporter.write)

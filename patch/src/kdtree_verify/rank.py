@@ -22,17 +22,20 @@ from .records import Model, Place, Records
 from .sampling import Sampler
 from .state import State, Verdict
 from .stopwatch import Stopwatch
+from .yardstick import Yardstick
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Armed:
-    """What a rank was armed with: query heads, draft tokens of a request, and (`on`) how rarely stock runs as well."""
+    """What a rank was armed with: query heads, draft tokens of a request, (`on`) how rarely stock runs as well, and how
+    far both kernels are from float64, where that is known."""
 
     heads: int
     draft_tokens: int
     sample_every: int = 0
+    yardstick: Yardstick | None = None
 
 
 class Rank:

@@ -40,7 +40,7 @@ def document(rank: Rank, identity: state.Identity, device: dict[str, Any]) -> di
         "bound": {name: rel_l2_bound(dtype) for dtype, name in POOL_NAMES.items()},
         "pool_dtype": None if rank.pool_dtype is None else POOL_NAMES[rank.pool_dtype],
         "shapes": [asdict(figures) for figures in rank.records.shapes()],
-        "yardstick": None,
+        "yardstick": None if rank.armed.yardstick is None else asdict(rank.armed.yardstick),
         "sampled": _sampled(rank, layers),
     }
 
