@@ -145,6 +145,7 @@ def full_document(tp: int) -> dict[str, Any]:
         "bound": {"bf16": 0.02},
         "shapes": [cell | {"prefix_from": start} for start in (0, 1024)],
         "sampled": {"every": 100, "calls": 5, "exceeded_calls": 1},
+        "captures": 2,
     }
 
 

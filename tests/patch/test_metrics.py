@@ -16,7 +16,7 @@ import pytest
 from kdtree_verify import report, state
 from kdtree_verify.abi import LayerRecord
 from kdtree_verify.metrics import publisher
-from kdtree_verify.metrics.catalogue import METRICS, RANK_LABELS, Kind
+from kdtree_verify.metrics.catalogue import ARMED_STATES, METRICS, RANK_LABELS, Kind
 from kdtree_verify.records import Model
 
 # Publishes the documents of its arguments, one after the other, as a rank does.
@@ -101,6 +101,7 @@ def document(arm: Any) -> dict[str, Any]:
     made = report.document(process.rank, state.Identity(1, 2, 3, os.getpid()), {"kind": "cuda", "name": "RTX"})
     times = [(0, 4, 9_000, 3_000), (0, 1, 1_000, 1_000), (1024, 2, 2_000_000_000, 1_000)]
     keys = ("prefix_from", "timed_calls", "stock_ns", "kernel_ns")
+    made["captures"] = 4
     made["shapes"] = [SHAPE | dict(zip(keys, cell, strict=True)) for cell in times]
     made["shapes"].append(SHAPE | {"prefix_from": 4096, "timed_calls": 0, "stock_ns": 0, "kernel_ns": 0})
     return made
@@ -116,7 +117,7 @@ def test_the_values_are_the_documents(ranks: Ranks, document: dict[str, Any]) ->
     assert info[:4] == (*RANK, "validate")
     assert info[-2:] == (document["library"]["sha256"], "RTX")
     by_state = {labels[3]: value for labels, value in found.pop("kdtree_rank_state").items()}
-    assert by_state == {str(s): float(s == "serving") for s in state.State}
+    assert by_state == {str(s): float(s == "serving") for s in ARMED_STATES}
     assert found.pop("kdtree_rank_start_time_seconds") == {RANK: document["started_at"]}
     assert found.pop("kdtree_rank_state_start_time_seconds") == {RANK: document["state_since"]}
     assert found.pop("kdtree_rank_report_time_seconds") == {RANK: document["updated_at"]}
@@ -142,6 +143,7 @@ def test_the_values_are_the_documents(ranks: Ranks, document: dict[str, Any]) ->
         "kdtree_timed_calls_total": {(*RANK, "0"): 5, (*RANK, "1024"): 2},
         "kdtree_stock_seconds_total": {(*RANK, "0"): 1e-5, (*RANK, "1024"): 2.0},
         "kdtree_kernel_seconds_total": {(*RANK, "0"): 4e-6, (*RANK, "1024"): 1e-6},
+        "kdtree_captures_total": {RANK: 4},
     }
 
 

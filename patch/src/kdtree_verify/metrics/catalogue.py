@@ -16,6 +16,8 @@ Read = Callable[[Document], Values]
 
 RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank")
 """On every series, named as SGLang's own metrics name them."""
+ARMED_STATES = (State.ARMED, State.SERVING, State.NOT_SERVING, State.FAILED)
+"""Those of a rank that publishes."""
 _TARGET = "target"  # records.Model.TARGET, which would bring torch
 
 
@@ -59,7 +61,7 @@ def _info(document: Document) -> Values:
 
 
 def _states(document: Document) -> Values:
-    for state in State:
+    for state in ARMED_STATES:
         yield (state.value,), float(document["state"] == state)
 
 
@@ -118,6 +120,11 @@ def _by_prefix(name: str, scale: float = 1.0) -> Callable[[Document], Values]:
     return read
 
 
+def _captures(document: Document) -> Values:
+    if (captures := document["captures"]) is not None:
+        yield (), captures
+
+
 def _sampled(name: str) -> Callable[[Document], Values]:
     def read(document: Document) -> Values:
         if (sampled := document["sampled"]) is not None:
@@ -165,4 +172,5 @@ METRICS = (
     _counter("kdtree_kernel_seconds_total", "KDTree's time in them.", _by_prefix("kernel_ns", 1e9), "prefix_from"),
     _counter("kdtree_sampled_calls_total", "With on and KDTREE_SAMPLE: calls that stock ran too.", _sampled("calls")),
     _counter("kdtree_sampled_exceeded_calls_total", "Of them, beyond the bound.", _sampled("exceeded_calls")),
+    _counter("kdtree_captures_total", "Files that were kept of calls beyond the bound.", _captures),
 )

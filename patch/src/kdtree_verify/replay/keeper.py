@@ -48,6 +48,8 @@ class Keeper:
 
     def __init__(self, box: Box, directory: Path, origin: Origin, most: int):
         self._box, self._directory, self._origin, self._left = box, directory, origin, most
+        self.kept = 0
+        """Files that were written."""
         self._kept: dict[tuple[str, int], float] = {}
         self._not_before = float("-inf")
         self._writing: threading.Thread | None = None
@@ -84,6 +86,7 @@ class Keeper:
             self._not_before = time.monotonic() + PAUSE
             return
         self._left -= 1
+        self.kept += 1
         self._kept[capture.model, capture.layer] = time.monotonic()
         logger.error(
             "kdtree %s: a call of %s layer %d is kept: relative L2 %.2e (bound %g). Who was right: kdtree replay %s",
