@@ -13,7 +13,7 @@ MODELS = "/root/.cache/huggingface"
 SERVER = [
     *("--model-path", f"{MODELS}/tiny", "--device", "cpu", "--attention-backend", "triton"),
     *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--disable-overlap-schedule"),
-    *("--mem-fraction-static", "0.5", "--max-total-tokens", "4096", "--max-running-requests", "4"),
+    *("--mem-fraction-static", "0.8", "--max-total-tokens", "4096", "--max-running-requests", "4"),
     *("--skip-server-warmup", "--speculative-algorithm", "NGRAM", "--host", "0.0.0.0", "--sleep-on-idle"),
 ]
 

@@ -59,7 +59,7 @@ class Launch:
             *("--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"),
             *attention,
             *("--sampling-backend", "pytorch", "--disable-overlap-schedule", "--disable-cuda-graph"),
-            *("--mem-fraction-static", "0.3", "--max-total-tokens", "2048", "--max-running-requests", "4"),
+            *("--mem-fraction-static", "0.8", "--max-total-tokens", "2048", "--max-running-requests", "4"),
             *("--skip-server-warmup", "--sleep-on-idle"),
             *self.arguments,
         ]
