@@ -191,7 +191,7 @@ def test_runs_of_one_setup_add_up(report: Callable[..., Report]) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["model", "kdtree_verify", "sglang", "torch", "cuda", "library", "sources", "device", "compute_capability"]
+    "field", ["model", "kdtree_verify", "sglang", "torch", "cuda", "library", "sources", "device", "pool_dtype"]
 )
 def test_a_run_of_another_setup_does_not_count(report: Callable[..., Report], field: str) -> None:
     first, second = halves()
