@@ -12,13 +12,14 @@ from probe import Probe
 
 
 def refused(words: list[str]) -> str:
-    """What kdtree's parser has against these words; an option that is named without its value is none."""
+    """What kdtree's parser has against these words; what is named without its value or its operand is none."""
     try:
         cli._parser().parse_args(words)
     except SystemExit as ended:  # --help
         return "" if ended.code == 0 else f"exit {ended.code}"
     except UsageError as error:
-        return "" if error.found.endswith("expected one argument") else error.found
+        unfinished = error.found.endswith("expected one argument") or "arguments are required" in error.found
+        return "" if unfinished else error.found
     return ""
 
 
