@@ -53,7 +53,7 @@ def test_the_wheel_installs_it_and_the_recorded_results():
     assert "golden.npz" in data["kdtree_verify.selftest"]
 
 
-@pytest.mark.parametrize("command", [[], ["selftest"], ["status"], ["health"], ["version"]])
+@pytest.mark.parametrize("command", [[], ["selftest"], ["status"], ["health"], ["replay"], ["version"]])
 def test_each_command_explains_itself(command):
     done = kdtree(*command, "--help")
     assert done.returncode == 0
@@ -175,6 +175,20 @@ def test_status_as_table_and_as_json(served, tmp_path):
     done = kdtree("status", "--json", KDTREE_STATE_DIR=none)
     assert done.returncode == 1
     assert json.loads(done.stdout)["healthy"] is False
+
+
+def test_status_says_how_many_calls_are_kept(served, tmp_path):
+    here = {"KDTREE_STATE_DIR": served, "KDTREE_EVIDENCE_DIR": str(tmp_path)}
+    assert "kept" not in kdtree("status", **here).stdout
+    assert json.loads(kdtree("status", "--json", **here).stdout)["captures"] == []
+    captures = tmp_path / "captures"
+    captures.mkdir()
+    for name in ("b.safetensors", "a.safetensors", ".c.safetensors.part", "notes.txt"):
+        (captures / name).touch()
+    last = kdtree("status", **here).stdout.splitlines()[-1]
+    assert last == f"2 calls out of bound are kept in {captures}: kdtree replay FILE"
+    kept = json.loads(kdtree("status", "--json", **here).stdout)["captures"]
+    assert kept == [str(captures / name) for name in ("a.safetensors", "b.safetensors")]
 
 
 def test_what_a_server_of_old_left_is_shown_but_is_no_server(served):

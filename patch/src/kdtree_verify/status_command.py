@@ -6,11 +6,13 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from . import health, status, status_table
 from .config import Config
 from .errors import ExitCode
+from .replay import folder
 
 _HEALTH = """\
 For a container's health check, and for probes. It asks the state folder, and SGLang only what costs the GPU nothing.
@@ -77,9 +79,9 @@ def _status(arguments: argparse.Namespace, config: Config) -> ExitCode:
         return _watch(arguments, config)
     snapshot = status.read(config.state_dir)
     if arguments.json:
-        print(json.dumps(_with_health(snapshot), indent=1))
+        print(json.dumps(_document(snapshot, config), indent=1))
     elif snapshot.server or snapshot.ranks:
-        print(status_table.table(snapshot))
+        print(_table(snapshot, config))
     else:
         raise health.Unhealthy(
             "nothing to show",
@@ -96,21 +98,34 @@ def _watch(arguments: argparse.Namespace, config: Config) -> ExitCode:
         while True:
             snapshot = status.read(config.state_dir)
             if arguments.json:
-                print(json.dumps(_with_health(snapshot)), flush=True)
+                print(json.dumps(_document(snapshot, config)), flush=True)
             else:
                 now = time.strftime("%H:%M:%S")
-                print(f"{clear}{now}  every {arguments.watch:g} s\n{status_table.table(snapshot)}\n", flush=True)
+                print(f"{clear}{now}  every {arguments.watch:g} s\n{_table(snapshot, config)}\n", flush=True)
             time.sleep(arguments.watch)
     except KeyboardInterrupt:
         return ExitCode.OK
 
 
-def _with_health(snapshot: status.Snapshot) -> dict[str, Any]:
+def _table(snapshot: status.Snapshot, config: Config) -> str:
+    table = status_table.table(snapshot)
+    if not (captures := _captures(config)):
+        return table
+    which = f"{len(captures)} calls out of bound are" if len(captures) > 1 else "a call out of bound is"
+    return f"{table}\n{which} kept in {captures[0].parent}: kdtree replay FILE"
+
+
+def _captures(config: Config) -> list[Path]:
+    return folder.paths(config.evidence_dir / folder.NAME)
+
+
+def _document(snapshot: status.Snapshot, config: Config) -> dict[str, Any]:
     try:
         healthy, reason = True, health.check(snapshot)
     except health.Unhealthy as error:
         healthy, reason = False, error.found
-    return snapshot.as_dict() | {"healthy": healthy, "health": reason}
+    captures = [str(path) for path in _captures(config)]
+    return snapshot.as_dict() | {"healthy": healthy, "health": reason, "captures": captures}
 
 
 def _health(arguments: argparse.Namespace, config: Config) -> ExitCode:
