@@ -24,6 +24,9 @@ RUNNER_CLASS = "ModelRunner"
 # Sizes the KV pool by the memory that is free when it is called: what a rank keeps is allocated before.
 POOL_ALLOCATION = "alloc_memory_pool"
 _POOL_BASELINE = "pre_model_load_memory"
+# Their begin tells how far a rank's start is. One that is missing is not told of: nothing depends on it.
+LOAD = "load_model"
+CAPTURE = "init_cuda_graphs"
 # The one helper through which forward_extend may make the call (SGLang 0.5.23).
 CALL_HELPER = "_forward_extend_kernel"
 

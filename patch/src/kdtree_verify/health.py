@@ -61,7 +61,7 @@ def check(snapshot: Snapshot, url: str | None = None, timeout: float = 25.0) -> 
     parts = None if url in (None, AUTO) else _parse(str(url))
     problems = _server_problems(snapshot)
     if not problems and url is not None:
-        problems = _endpoint_problems(parts, timeout) if parts else _own_endpoint_problems(snapshot, timeout)
+        problems = _endpoint_problems(parts, timeout) if parts else own_endpoint_problems(snapshot, timeout)
     if problems:
         raise Unhealthy("unhealthy", *_told(problems))
     calls = sum(rank.counter("kernel_calls") for rank in snapshot.ranks)
@@ -126,6 +126,8 @@ def _rank_problem(rank: Rank, mode: Mode) -> Problem | None:
     if rank.mode != mode:
         return Problem(f"{rank.name} reports mode {rank.mode}, {mode} was asked for", "restart the server")
     if rank.state not in SERVES[mode]:
+        if rank.state == State.LOADING:
+            return Problem(f"{rank.name} is loading ({rank.phase})", f"wait while it loads, else {_LOGS}")
         fix = "change what the reason names, or set KDTREE_VERIFY=off and restart"
         return Problem(f"{rank.name} is {rank.state}{reason}", fix)
     return silence
@@ -157,7 +159,8 @@ def _own_endpoint(snapshot: Snapshot) -> _Endpoint:
     return _Endpoint(host, told["port"], "/ready", told["tls"])
 
 
-def _own_endpoint_problems(snapshot: Snapshot, timeout: float) -> list[Problem]:
+def own_endpoint_problems(snapshot: Snapshot, timeout: float) -> list[Problem]:
+    """Why the server cannot be asked where it listens; empty where it answers that it is ready."""
     endpoint = _own_endpoint(snapshot)
     if (answer := _answer(endpoint, timeout)) == HTTPStatus.NOT_FOUND:
         # Where a model spans hosts, only the first has the API; the others have a stub, which knows no /ready.

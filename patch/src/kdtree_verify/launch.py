@@ -15,12 +15,19 @@ from pathlib import Path
 
 from . import arguments, preflight, redaction, state
 from .config import Config, Mode, from_environment
+from .doctor import arguments as plan
 from .errors import ContractError, KdtreeError, end_process
+from .startup import about, clock
+from .startup.watch import REPEAT_EVERY, Watch, say
 
 SERVER = "sglang.launch_server"
 
+HOW_TO_SEE = (
+    "SGLang starts now; how far it is, and what it does then: kdtree status --watch (with Compose: docker compose exec "
+    "server kdtree status --watch)"
+)
 _ADMIN_KEY_ALONE = (
-    "kdtree: warning: --admin-api-key without --api-key: SGLang's /server_info shows it to everybody who reaches the "
+    "warning: --admin-api-key without --api-key: SGLang's /server_info shows it to everybody who reaches the "
     "port. Fix: set a key for requests, too"
 )
 
@@ -75,7 +82,7 @@ def _announce_off(config: Config, server_arguments: list[str]) -> Path | None:
         reports = config.state_dir
         _announce(config, server_arguments, arguments.parse(server_arguments))
     except Exception as error:
-        print(f"kdtree: the state folder is not used: {error}", file=sys.stderr)
+        say(f"the state folder is not used: {error}")
         if reports is None:
             os.environ["KDTREE_STATE_DIR"] = os.devnull  # by the ranks neither: it may be another server's
     return reports
@@ -83,10 +90,15 @@ def _announce_off(config: Config, server_arguments: list[str]) -> Path | None:
 
 def _announce(config: Config, server_arguments: list[str], parsed: arguments.ServerArguments | None) -> None:
     if parsed and parsed.admin_key_alone:
-        print(_ADMIN_KEY_ALONE, file=sys.stderr, flush=True)
+        say(_ADMIN_KEY_ALONE)
     known = (parsed.expected_ranks, asdict(parsed.endpoint)) if parsed else (None, None)
     document = state.server_document(config.mode, arguments.redacted(server_arguments), *known)
     state.write(config.state_dir / state.SERVER_FILE, document)
+    if parsed:  # SGLang will refuse what it could not parse
+        say(f"versions: {about.line(config)}")
+        every = min(REPEAT_EVERY, config.log_interval)
+        Watch(config.state_dir, plan.read(server_arguments), os.environ, clock.process_start(), every).start()
+        say(HOW_TO_SEE)
 
 
 def _serve(server_arguments: list[str], reports: Path | None) -> None:

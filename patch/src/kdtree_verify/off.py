@@ -10,6 +10,7 @@ from typing import Any
 
 from . import state
 from .config import Mode
+from .startup.phases import Phase, Phases
 from .state import State, Verdict
 from .wrap import wrap_once
 
@@ -21,8 +22,10 @@ def report_scheduler(module: ModuleType, directory: Path) -> None:
 
     def make_init(stock: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            phases = Phases(Mode.OFF, directory)
+            phases.enter(Phase.LOADING)
             stock(self, *args, **kwargs)
-            _report(directory)
+            _report(directory, phases)
 
         return __init__
 
@@ -31,11 +34,13 @@ def report_scheduler(module: ModuleType, directory: Path) -> None:
         wrap_once(scheduler, "__init__", make_init)
 
 
-def _report(directory: Path) -> None:
+def _report(directory: Path, phases: Phases) -> None:
     # Off must not stand in a server's way, whatever happens here.
     try:
         identity = state.this_rank()
-        document = state.rank_document(Mode.OFF, identity, Verdict(State.OFF))
-        state.write(state.rank_path(directory, identity), document)
+        path = state.rank_path(directory, identity)
+        phases.hand_over(path)
+        phases.enter(Phase.READY)
+        state.write(path, state.rank_document(Mode.OFF, identity, Verdict(State.OFF)) | phases.fields())
     except Exception as error:
         logger.warning("kdtree: the state file cannot be written: %s", error)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from . import redaction
 from .config import Mode
 from .errors import ExitCode, UsageError
 from .versions import versions
@@ -25,6 +26,7 @@ RANK_FILES = "rank-*.json"
 
 
 class State(StrEnum):
+    LOADING = "loading"
     OFF = "off"
     ARMED = "armed"
     SERVING = "serving"
@@ -169,7 +171,7 @@ def server_document(
 def rank_document(
     mode: Mode, identity: Identity, verdict: Verdict, exit_code: ExitCode | None = None
 ) -> dict[str, Any]:
-    """A rank's file without figures; report.py adds those of an armed rank, and since when.
+    """A rank's file without figures: report.py adds those of an armed rank, and since when; Phases how far it is.
 
     `exit_code` is the code with which the rank is about to end, where it fails closed.
     """
@@ -178,7 +180,10 @@ def rank_document(
         "schema": SCHEMA,
         "mode": mode.value,
         "state": verdict.state.value,
-        "reason": verdict.reason,
+        "reason": None if verdict.reason is None else redaction.hide(verdict.reason),
+        "phase": None,
+        "phase_since": None,
+        "phases": [],
         "rank": {"name": identity.name, **asdict(identity)},
         "pid": identity.pid,
         "device": None,

@@ -35,6 +35,8 @@ _RANK_FORM: _Form = {
     "pid": (int,),
     "started_at": (int, float),
     "state_since": (int, float),
+    "phase": (str, _MAYBE),
+    "phase_since": (int, float, _MAYBE),
     "updated_at": (int, float),
     "counters": (dict, _MAYBE),
     "layers": (list, _MAYBE),
@@ -71,8 +73,14 @@ class Rank:
 
     @property
     def stale(self) -> bool:
-        """Alive by its pid, but it has stopped telling."""
-        return self.mode != Mode.OFF and self.age > STALE_AFTER
+        """Alive by its pid, but it has stopped telling. A rank that loads tells when the next phase begins."""
+        return self.mode != Mode.OFF and self.state != State.LOADING and self.age > STALE_AFTER
+
+    @property
+    def phase(self) -> str | None:
+        """How far its start is; None before it says, and for a rank that is ready."""
+        phase = self.document.get("phase")
+        return None if phase == "ready" else phase
 
     def counter(self, name: str) -> int:
         return (self.document.get("counters") or {}).get(name) or 0

@@ -44,6 +44,9 @@ def _server_line(snapshot: Snapshot) -> str:
 
 def _rank_row(rank: Rank) -> tuple[str, ...]:
     state = rank.state or "unreadable"
+    since = rank.document.get("state_since")
+    if rank.phase:  # what takes its time: the reader wants to know what, and since when
+        state, since = f"{state}: {rank.phase}", rank.document.get("phase_since")
     if not rank.alive:
         state += ", DEAD"
     elif rank.stale:
@@ -54,7 +57,7 @@ def _rank_row(rank: Rank) -> tuple[str, ...]:
         rank.name,
         rank.mode or "?",
         state,
-        _moment(rank.document["state_since"]) if rank.document else "?",
+        _moment(since) if since is not None else "?",
         str(rank.document.get("pid", "?")),
         _duration(time.time() - rank.document["started_at"]) if rank.alive else "-",
         _duration(rank.age),

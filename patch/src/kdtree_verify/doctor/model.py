@@ -18,10 +18,11 @@ _KINDS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights in bytes, or None and why they are unknown."""
+    """A model's weights in bytes and in which files, or None and why they are unknown."""
 
     size: int | None
     reason: str = ""
+    files: tuple[Path, ...] = ()
 
 
 def weights(plan: Plan, env: Mapping[str, str]) -> Weights:
@@ -30,7 +31,7 @@ def weights(plan: Plan, env: Mapping[str, str]) -> Weights:
         return Weights(None, "no --model-path was given")
     path = Path(plan.model)
     if path.is_file():
-        return Weights(path.stat().st_size)
+        return Weights(path.stat().st_size, files=(path,))
     if path.is_dir():
         return _of_folder(path)
     if path.is_absolute() or plan.model.startswith(".") or plan.model.count("/") != 1:
@@ -67,10 +68,11 @@ def _of_folder(folder: Path) -> Weights:
 
 
 def _sum(files: Iterable[Path]) -> Weights:
-    lost = sorted(file for file in files if not file.exists())
+    files = tuple(sorted(files))
+    lost = [file for file in files if not file.exists()]
     if lost:
         return Weights(None, f"{lost[0]} is not there" + (f", nor {len(lost) - 1} more" if len(lost) > 1 else ""))
-    return Weights(sum(file.stat().st_size for file in files))
+    return Weights(sum(file.stat().st_size for file in files), files=files)
 
 
 def _cache(env: Mapping[str, str]) -> Path:

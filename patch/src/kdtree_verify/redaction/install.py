@@ -38,7 +38,8 @@ def everywhere(secrets: Iterable[str]) -> None:
             put()
 
 
-def _redact(text: Any) -> Any:
+def hide(text: Any) -> Any:
+    """The text as this process may write it. Never raises."""
     try:
         return _redactor(text)
     except Exception:  # a text of a strange kind; a secret may be in it
@@ -49,7 +50,7 @@ def _into_logging() -> None:
     wrap_once(
         logging.Handler,
         "format",
-        lambda stock: lambda self, record: _redact(stock(self, record)),
+        lambda stock: lambda self, record: hide(stock(self, record)),
     )
 
 
@@ -57,7 +58,7 @@ def _into_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         # On the object: whoever holds it, its descriptor and its buffer keep them.
         with suppress(AttributeError, TypeError):
-            wrap_once(stream, "write", lambda stock: lambda text: stock(_redact(text)))
+            wrap_once(stream, "write", lambda stock: lambda text: stock(hide(text)))
 
 
 def _into_children() -> None:
