@@ -218,6 +218,8 @@ def test_a_file_stays_small_however_long_its_server_runs(
     (entry,), _ = read.folder(tmp_path)
     assert len(entry.points) >= (32 if layers < 100 else 8)
     assert len(entry.points) <= history.MOST_POINTS + 1
+    widths = [point.end - point.start for point in entry.points[:-1]]
+    assert max(widths) <= 2.1 * min(widths), "as fine for the old as for the new"
     assert sum(point.calls for point in entry.points) == looks * layers, "old points are merged, none is dropped"
 
 
