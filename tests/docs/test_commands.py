@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import docker_run
 import documents
@@ -33,8 +34,12 @@ SETTINGS = [block for block in BLOCKS if block.kind == "dotenv"]
 SHELL = [block for block in BLOCKS if block.kind == "sh"]
 # Programs of the host that the pages use, beside docker, kdtree and python3. Their arguments are not looked at.
 HOST = {"nvidia-smi", "curl", "cp", "sed", "git", "grep", "umask", "openssl", "pip"}
-# What programs print, by the names of blocks: held to what they do by tests of their own.
-PRINTED = {"replay"}
+# What programs print or others take, by the names of blocks: held to what they do by tests of their own.
+PRINTED = {"replay", "probes"}
+PROFILES = {
+    name: service.get("profiles", [])
+    for name, service in yaml.safe_load((documents.ROOT / "compose.yaml").read_text())["services"].items()
+}
 COMPOSE = {"build", "up", "down", "logs", "exec", "run", "ps"}
 
 
@@ -191,6 +196,9 @@ def test_docker_knows_the_options() -> None:
 
 @pytest.mark.parametrize(("block", "words"), shell_commands("docker", "compose"), ids=str)
 def test_compose_commands(resolve: Resolve, block: Block, words: list[str]) -> None:
+    if words[0] == "--profile":
+        assert words[1] in {name for profiles in PROFILES.values() for name in profiles}
+        words = words[2:]
     verb, *rest = words
     assert verb in COMPOSE
     if verb in ("exec", "run"):
