@@ -188,6 +188,24 @@ def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line) < 200 for line in told[:-1])
 
 
+@pytest.mark.parametrize("lacking", ["the interpreter", "SGLang", "the contract"])
+def test_stock_that_cannot_be_repeated(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its recorded answer stands, and the output says why."""
+    if lacking == "the interpreter":
+        monkeypatch.delenv("TRITON_INTERPRET")
+    elif lacking == "SGLang":
+        monkeypatch.setitem(sys.modules, "sglang.srt.plugins", None)
+    else:
+        monkeypatch.setattr("kdtree_verify.contract.EXTEND_ATTENTION_FWD", "q, k, v")
+    file.write(tmp_path / "c", made(stock=-made().stock), ORIGIN)
+    assert cli.main(["replay", str(tmp_path / "c"), "--device", "cpu"]) == 2
+    (why,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("stock was not repeated: "))
+    expected = {"the interpreter": "TRITON_INTERPRET=1", "SGLang": "sglang.srt.plugins", "the contract": "signature"}
+    assert expected[lacking] in why
+
+
 def test_distances() -> None:
     exact = torch.ones(2, 2, 512, dtype=torch.float64)
     exact[0, 0] = 0

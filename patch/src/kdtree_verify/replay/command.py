@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,16 +65,22 @@ def main(parsed: argparse.Namespace, config: Config) -> int:
     (device,) = on_machine(parsed.device or _default_device(made, config))
     kernels = library.load(config.library_dir, Device.CPU if device == cpu else Device.CUDA)
     check_architecture(kernels, device)
+    where = text.Where(parsed.file, origin.device_name(device), origin.library_facts(kernels.description))
+    if not parsed.json:
+        _print(text.head(where, capture, made))
     exact = reference.compute(capture)
-    here = origin.library_facts(kernels.description)
-    found = judge.judge(capture, made, exact, here, repeat.ours(capture, kernels, device), _stock(capture, device))
-    name = origin.device_name(device)
+    ours = repeat.ours(capture, kernels, device)
+    stock, why_not = _stock(capture, device)
+    found = judge.judge(capture, made, exact, where.library, ours, stock)
     if parsed.json:
-        print(json.dumps(text.document(parsed.file, capture, made, name, here, found), indent=1))
+        print(json.dumps(text.document(where, capture, made, found), indent=1))
     else:
-        for line in text.lines(parsed.file, capture, made, name, here, exact, found):
-            print(line)
+        _print(text.findings(capture, exact, found, why_not))
     return int(found.verdict)
+
+
+def _print(lines: Iterable[str]) -> None:
+    print("\n".join(lines), flush=True)
 
 
 def _default_device(made: Origin, config: Config) -> str:
@@ -83,17 +90,18 @@ def _default_device(made: Origin, config: Config) -> str:
     return "cuda:0" if wanted and torch.cuda.is_available() else "cpu"
 
 
-def _stock(capture: Capture, device: torch.device) -> torch.Tensor | None:
+def _stock(capture: Capture, device: torch.device) -> tuple[torch.Tensor | None, str]:
+    """What SGLang's kernel answers here, or None and why it was not asked. Its recorded answer stands then."""
     from . import repeat
 
-    if device.type == "cpu":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            return None
-        # As in a server: what mends the interpreter's arithmetic on bf16 is a plugin.
-        from sglang.srt.plugins import load_plugins
-
-        load_plugins()
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return None, "it needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)"
     try:
-        return repeat.stock(capture, device)
-    except ImportError:
-        return None  # no SGLang here: its recorded answer stands
+        if device.type == "cpu":
+            # As in a server: what mends the interpreter's arithmetic on bf16 is a plugin.
+            from sglang.srt.plugins import load_plugins
+
+            load_plugins()
+        return repeat.stock(capture, device), ""
+    except Exception as error:  # another SGLang, none, or one whose kernel does not compile here
+        return None, " ".join(str(error).split())[:200] or type(error).__name__

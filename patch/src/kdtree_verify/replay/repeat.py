@@ -9,7 +9,7 @@ import torch
 
 from .. import abi, contract
 from ..call import Call, verify_args
-from ..errors import DeviceError
+from ..errors import DeviceError, LibraryError
 from ..library import Library
 from .capture import Capture
 
@@ -36,7 +36,7 @@ def ours(capture: Capture, library: Library, device: torch.device) -> list[Repea
     """The call by every variant of the library; on a GPU twice each.
 
     Raises:
-        LibraryError: The library has no machine code for the device, or refuses the call.
+        LibraryError: The library has no machine code for the device, refuses the call, or breaks off.
         DeviceError: The device has too little memory left.
     """
     ordinal = device.index or 0 if device.type == "cuda" else -1
@@ -51,6 +51,9 @@ def ours(capture: Capture, library: Library, device: torch.device) -> list[Repea
         return [_run(library, call, workspace, number, name) for number, name in variants]
     except torch.OutOfMemoryError as error:
         raise _no_memory(device, error) from error
+    except RuntimeError as error:  # CUDA's: a fault of the kernel, or of the card
+        fix = "report it, with what compute-sanitizer says of the same command"
+        raise LibraryError(f"the call broke off on {device}", str(error).partition("\n")[0].rstrip("."), fix) from error
 
 
 def stock(capture: Capture, device: torch.device) -> torch.Tensor:

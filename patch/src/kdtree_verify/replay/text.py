@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,21 @@ from .reference import Reference
 SCHEMA = 1
 
 
-def document(
-    path: Path, capture: Capture, origin: Origin, device: str, library: dict[str, str], found: Judgement
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Where:
+    """What repeats what: the capture's file, this device's name, and its library (origin.library_facts)."""
+
+    file: Path
+    device: str
+    library: dict[str, str]
+
+
+def document(where: Where, capture: Capture, origin: Origin, found: Judgement) -> dict[str, Any]:
     """What `--json` prints; figures that are not finite are null."""
     return _finite(
         {
             "schema": SCHEMA,
-            "file": str(path),
+            "file": str(where.file),
             "made": asdict(origin),
             "call": {
                 "model": str(capture.model),
@@ -39,8 +46,8 @@ def document(
                 "bound": capture.bound,
                 "request_rel_l2": found.between,
             },
-            "repeated_on": device,
-            "repeated_by": library,
+            "repeated_on": where.device,
+            "repeated_by": where.library,
             "same_library": found.same_library,
             "limits": {"stock": found.stock_limit, "ours": found.ours_limit},
             "recorded": {"stock": asdict(found.stock), "ours": asdict(found.ours)},
@@ -55,34 +62,27 @@ def document(
     )
 
 
-def lines(
-    path: Path,
-    capture: Capture,
-    origin: Origin,
-    device: str,
-    library: dict[str, str],
-    reference: Reference,
-    found: Judgement,
-) -> Iterator[str]:
-    """What is printed, line by line; the verdict is the last."""
+def head(where: Where, capture: Capture, origin: Origin) -> Iterator[str]:
+    """What is repeated, line by line: known before anything is computed."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(origin.at))
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items() if version)
-    recorded, here = _library_name(origin.library), _library_name(library)
     mask = "a tree mask" if capture.visible is not None else "no mask: a chain"
-    yield f"file      {path}"
+    same = where.library["sha256"] == origin.library.get("sha256")
+    yield f"file      {where.file}"
     yield f"made      {when} UTC, {origin.mode}, rank {origin.rank}, {origin.device}"
-    yield f"by        {versions}; library {recorded}"
+    yield f"by        {versions}; library {_library_name(origin.library)}"
     yield f"model     {origin.model_path or 'not known'}, {capture.model} layer {capture.layer}"
     yield (
         f"call      request {capture.request} of {capture.batch}: {capture.draft_tokens} draft tokens, {capture.heads} "
         f"heads, prefix {capture.prefix_length}, {_pool(capture)} pool, {mask}"
     )
-    yield (
-        f"          relative L2 {capture.rel_l2:.2e} from stock in the call (bound {capture.bound:g}), "
-        f"{found.between:.2e} in this request"
-    )
-    yield f"repeated  on {device}, by library {here}{' (the same)' if found.same_library else ''}"
+    yield f"          relative L2 {capture.rel_l2:.2e} from stock (bound {capture.bound:g})"
+    yield f"repeated  on {where.device}, by library {_library_name(where.library)}{' (the same)' if same else ''}"
     yield ""
+
+
+def findings(capture: Capture, reference: Reference, found: Judgement, why_not: str) -> Iterator[str]:
+    """What came out, line by line; the verdict is the last. `why_not`: why stock was not repeated."""
     yield f"{'from float64':<28}{'relative L2':>12}{'allowed':>10}{'max abs':>10}{'NaN/Inf':>9}  worst row"
     yield _row("stock, recorded", found.stock, found.stock_limit)
     yield _row("ours, recorded", found.ours, found.ours_limit)
@@ -92,7 +92,9 @@ def lines(
         yield _row(f"ours, repeated ({each.name})", each.distance, found.ours_limit)
     yield ""
     for each in found.again:
-        yield _bits(each, found.ours_limit)
+        yield _bits(each)
+    if found.stock_again is None:
+        yield f"stock was not repeated: {why_not}"
     if capture.prefix.element_size() == 1:
         yield (
             f"with this pool stock rounds queries and weights to {_pool(capture).removeprefix('float8_')}: "
@@ -146,7 +148,7 @@ def _row(name: str, distance: Distance, limit: float) -> str:
     )
 
 
-def _bits(again: Again, limit: float) -> str:
+def _bits(again: Again) -> str:
     if again.differing == 0:
         said = "bit for bit what was recorded"
     else:
