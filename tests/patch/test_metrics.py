@@ -232,6 +232,10 @@ def test_without_the_flag_nothing_is_published_or_imported() -> None:
         assert done.stdout == "False\n", done.stderr
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == publisher.__name__]
+
+
 def warned_once(caplog: pytest.LogCaptureFixture, document: dict[str, Any]) -> str:
     made = 0
 
@@ -245,14 +249,14 @@ def warned_once(caplog: pytest.LogCaptureFixture, document: dict[str, Any]) -> s
     for _ in range(3):
         follow()
     assert made <= 1
-    (record,) = caplog.records
+    (record,) = told(caplog)
     assert record.levelname == "WARNING"
     return record.getMessage()
 
 
-def test_a_folder_that_is_gone_is_told_once(monkeypatch, caplog, tmp_path) -> None:
+def test_a_folder_that_is_gone_is_told_once(monkeypatch, caplog, tmp_path, document) -> None:
     monkeypatch.setenv(publisher.FOLDER, str(tmp_path / "gone"))
-    assert "FileNotFoundError" in warned_once(caplog, {})
+    assert "FileNotFoundError" in warned_once(caplog, document)
 
 
 def test_no_prometheus_client_is_told_once(monkeypatch, caplog, tmp_path) -> None:
@@ -261,12 +265,25 @@ def test_no_prometheus_client_is_told_once(monkeypatch, caplog, tmp_path) -> Non
     assert "prometheus_client" in warned_once(caplog, {})
 
 
-def test_a_full_disk_is_told_once(monkeypatch, caplog, tmp_path) -> None:
+def test_a_full_disk_is_told_once(monkeypatch, caplog, tmp_path, document) -> None:
     """Before anything is written: a write by mmap to a disk without room ends the process."""
     monkeypatch.setenv(publisher.FOLDER, str(tmp_path))
     monkeypatch.setattr(publisher, "_ROOM", 1 << 62)
-    assert "MiB left" in warned_once(caplog, {})
-    assert list(tmp_path.iterdir()) == []
+    assert "MiB left" in warned_once(caplog, document)
+    assert list(tmp_path.glob("*.db")) == []
+
+
+def test_a_disk_that_fills_up_hinders_new_series_only(monkeypatch, caplog, tmp_path, document) -> None:
+    monkeypatch.setenv(publisher.FOLDER, str(tmp_path))
+    follow = publisher.Publisher(lambda: document, every=0.0)
+    follow()
+    monkeypatch.setattr(publisher, "_ROOM", 1 << 62)
+    document["counters"]["verify_calls"] += 1
+    follow()
+    assert told(caplog) == []
+    document["counters"]["declined"]["batch"] = 1
+    follow()
+    assert "MiB left" in told(caplog)[0].getMessage()
 
 
 def test_a_document_of_another_form_is_told_once(monkeypatch, caplog, tmp_path, document) -> None:

@@ -21,7 +21,7 @@ PUBLISH_EVERY = 2.0
 """Seconds. Prometheus rarely asks more often than every 5."""
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _ROOM = 8 << 20
-"""Bytes that must be free before the files are made: prometheus_client writes by mmap, and there a full disk kills."""
+"""Bytes that must be free before a file is made or grows: prometheus_client writes by mmap, where a full disk kills."""
 
 
 def followers(document: Callable[[], Document]) -> Sequence[Callable[[], None]]:
@@ -76,13 +76,9 @@ class Series:
 
     Raises:
         ImportError: There is no prometheus_client.
-        OSError: The folder cannot be written, or has no room.
     """
 
     def __init__(self, folder: Path):
-        space = os.statvfs(folder)
-        if space.f_bavail * space.f_frsize < _ROOM:
-            raise OSError(f"{folder} has less than {_ROOM >> 20} MiB left")
         from prometheus_client import CollectorRegistry, Counter, Gauge
 
         # A registry of our own: what is in the process's default one is SGLang's business. The files are shared.
@@ -99,13 +95,19 @@ class Series:
         self._published: dict[tuple[str, ...], float] = {}
 
     def publish(self, document: Document) -> None:
-        """Brings every series to what the document says."""
-        known = len(self._published)
+        """Brings every series to what the document says.
+
+        Raises:
+            OSError: The folder cannot be written, or has no room for a new series.
+        """
         rank = tuple(str(document["rank"][name.removesuffix("_rank")]) for name in RANK_LABELS)
-        for metric in METRICS:
-            for labels, value in metric.read(document):
-                self._bring(metric, (*rank, *labels), value)
-        if len(self._published) > known:
+        values = [(metric, (*rank, *labels), value) for metric in METRICS for labels, value in metric.read(document)]
+        new = any((metric.name, *labels) not in self._published for metric, labels, _ in values)
+        if new:
+            self._check_room()
+        for metric, labels, value in values:
+            self._bring(metric, labels, value)
+        if new:
             self._reserve()
 
     def _bring(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
@@ -119,6 +121,11 @@ class Series:
         elif value > (before or 0.0):
             series.inc(value - (before or 0.0))
         self._published[key] = value
+
+    def _check_room(self) -> None:
+        space = os.statvfs(self._folder)
+        if space.f_bavail * space.f_frsize < _ROOM:
+            raise OSError(f"{self._folder} has less than {_ROOM >> 20} MiB left")
 
     def _reserve(self) -> None:
         # The files are sparse. A page that the disk has no room for would kill the process at a later write.
