@@ -35,12 +35,12 @@ SHELL = [block for block in BLOCKS if block.kind == "sh"]
 # Programs of the host that the pages use, beside docker, kdtree and python3. Their arguments are not looked at.
 HOST = {"nvidia-smi", "curl", "cp", "sed", "git", "grep", "umask", "openssl", "pip"}
 # What programs print or others take, by the names of blocks: held to what they do by tests of their own.
-PRINTED = {"replay", "probes"}
+PRINTED = {"replay", "probes", "report"}
 PROFILES = {
     name: service.get("profiles", [])
     for name, service in yaml.safe_load((documents.ROOT / "compose.yaml").read_text())["services"].items()
 }
-COMPOSE = {"build", "up", "down", "logs", "exec", "run", "ps"}
+COMPOSE = {"build", "up", "down", "logs", "exec", "run", "ps", "cp"}
 
 
 def whole(block: Block) -> str:

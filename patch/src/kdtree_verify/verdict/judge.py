@@ -219,7 +219,7 @@ def _float64(merged: Merged) -> Criterion:
         return Criterion("float64", Status.MISSING, "not measured", wanted)
     near = found.kernel_rel_l2 <= enough.KERNEL_OVER_STOCK * found.stock_rel_l2
     text = (
-        f"kernel {ranges.difference(found.kernel_rel_l2)}, stock {ranges.difference(found.stock_rel_l2)} ({found.case})"
+        f"kernel {ranges.difference(found.kernel_rel_l2)}, stock {ranges.difference(found.stock_rel_l2)}, on the self-test's {found.case}"
     )
     return Criterion("float64", Status.MET if near else Status.FAILED, text, wanted)
 
