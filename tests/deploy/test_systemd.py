@@ -38,10 +38,10 @@ def root(tmp_path: Path) -> Path:
     units = tmp_path / "etc" / "systemd" / "system"
     units.mkdir(parents=True)
     shutil.copy(UNIT, units)
-    python = tmp_path / "opt" / "sglang" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\n")
-    python.chmod(0o755)
+    for program in ("opt/sglang/bin/python", "usr/bin/nvidia-modprobe"):
+        (tmp_path / program).parent.mkdir(parents=True)
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
     # What every installation has and the unit refers to.
     for name in ("basic", "multi-user", "network-online", "shutdown", "sysinit"):
         (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
@@ -90,10 +90,10 @@ def test_sglang_takes_the_arguments() -> None:
 
     command = Unit()["Service"]["ExecStart"].replace("${SGLANG_MODEL}", settings()["SGLANG_MODEL"])
     words = shlex.split(command.replace("$SGLANG_ARGS", settings()["SGLANG_ARGS"]))
-    assert words[1:3] == ["-m", "kdtree_verify.launch"]
+    assert words[:2] == ["/opt/sglang/bin/python", "/opt/kdtree/entrypoint.py"]
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    assert parser.parse_args(words[3:]).attention_backend == "triton"
+    assert parser.parse_args(words[2:]).attention_backend == "triton"
 
 
 def test_the_rollback_is_one_line(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_the_base_is_as_assumed(check: Callable[..., Ran]) -> None:
         ('home = "/root"', 'home = "/home/sglang"', "home folder is /home/sglang"),
         ("/root/.cache", "/var/cache/sglang", "/var/cache/sglang exists"),
         ("nvidia_entrypoint.sh", "other.sh", "/opt/nvidia/other.sh exists"),
+        ("unreadable-bytes = 1048576", "unreadable-bytes = -1", "bytes of /root/.cache are root's alone to read: 0"),
     ],
 )
 def test_a_base_that_differs(check: Callable[..., Ran], old: str, new: str, words: str) -> None:
@@ -66,6 +67,7 @@ def test_a_base_that_differs(check: Callable[..., Ran], old: str, new: str, word
 
 def test_variables_that_differ(check: Callable[..., Ran]) -> None:
     assert "VIRTUAL_ENV is not set" in check(environment={"VIRTUAL_ENV": "/opt/sglang"}).output
+    assert "TRITON_CACHE_DIR is not set" in check(environment={"TRITON_CACHE_DIR": "/opt/triton"}).output
     assert "SGLANG_BUILD_COMMIT begins with" in check(environment={"SGLANG_BUILD_COMMIT": "0123"}).output
     assert "user is 0: 1000" in check(user="1000").output
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,6 +66,67 @@ def test_nothing_of_the_machine_that_built_it_is_in_it(run: Callable[..., Ran]) 
         "bash", "-c", f"grep -rIlF '{mirror}' {places}; ls -A /etc/apt/sources.list.d; find / -xdev -name pip.conf"
     )
     assert found.output == ""
+
+
+# The module that the stand-in brings compiled, as a base its own; what is appended to; and each place for new things.
+CACHES = """
+import getpass, os, pathlib, sys
+from sglang.kernels.ops.speculative.ngram_corpus import get_ngram_corpus_cls
+home = pathlib.Path.home()
+found = lambda: {path for path in (home / '.cache/sglang/jit').rglob('*.so')}
+before = found()
+get_ngram_corpus_cls()
+assert found() == before and len(before) == 1, found() - before
+next((home / '.cache/sglang/.cache/flashinfer').glob('*/flashinfer_jit.log')).open('a').write('appended')
+for folder in ('sglang/triton/new', 'sglang/jit/new', 'huggingface/hub', 'tvm-ffi'):
+    (home / '.cache' / folder).mkdir(parents=True, exist_ok=True)
+    (home / '.cache' / folder / f'{os.getuid()}').write_text('new')
+(pathlib.Path('/var/lib/kdtree') / f'{os.getuid()}').write_text('new')
+print(getpass.getuser(), home)
+"""
+
+
+@pytest.fixture
+def volume(client: docker.DockerClient) -> Iterator[str]:
+    made = client.volumes.create()
+    yield made.name
+    client.api.remove_volume(made.name, force=True)
+
+
+def test_any_user_uses_the_base_s_caches_and_adds_to_them(volume: str, run: Callable[..., Ran]) -> None:
+    """In the image's own folders; and in a volume that starts as they are and goes from user to user of group 0."""
+    program = ("bash", "-c", f'umask 002; {PYTHON} -W ignore -c "$PROGRAM"')
+    options = {"environment": {"PROGRAM": CACHES}, "cap_drop": ["ALL"]}
+    kept = {
+        "read_only": True,
+        "tmpfs": {"/tmp": "", "/var/lib/kdtree": ""},
+        "volumes": {volume: {"bind": "/root/.cache", "mode": "rw"}},
+    }
+    for how in ({}, {"user": "12345:12345"}, kept, kept | {"user": "12345:0"}, kept | {"user": "0:0"}):
+        done = run(*program, **options, **how)
+        assert done.output.splitlines()[-1:] == ["kdtree /root"], (how, done.output)
+
+
+def test_what_is_another_user_s_is_refused_in_a_line(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """A volume that root filled, and a model of root's alone."""
+    (tmp_path / "caches" / "sglang").mkdir(parents=True)
+    (tmp_path / "model").mkdir(mode=0o700)
+    server = ("--model-path", "/model", "--device", "cpu")
+    options = {"environment": {"KDTREE_DEVICE": "cpu", "KDTREE_VERIFY": "on"}}
+    model = {str(tmp_path / "model"): {"bind": "/model", "mode": "ro"}}
+    caches = {str(tmp_path / "caches"): {"bind": "/root/.cache", "mode": "rw"}}
+    refused = run(*server, volumes=model | caches, **options)
+    assert refused.code == 77
+    assert refused.output.splitlines()[-1].startswith(
+        "kdtree: the model cannot be read: /model: Permission denied. Fix: "
+    )
+    (tmp_path / "model").chmod(0o755)
+    refused = run(*server, volumes=model | caches, **options)
+    assert refused.code == 77
+    assert (
+        "/root/.cache/sglang is 0:0's, mode 755; this is user 1000:0. Fix: as root: chown -R 1000:0 "
+        in (refused.output.splitlines()[-1])
+    )
 
 
 def test_programs_run_as_given(run: Callable[..., Ran]) -> None:

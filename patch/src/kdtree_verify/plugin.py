@@ -14,6 +14,7 @@ from .config import Mode, from_environment
 from .contract import BACKEND_MODULE, RUNNER_MODULE
 from .errors import ContractError, KdtreeError, end_process
 from .importhook import when_imported
+from .orphan import end_if_orphan
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 
@@ -24,6 +25,7 @@ def register() -> None:
     Raises:
         SystemExit: The environment is wrong or SGLang is foreign; one line on stderr says what to do.
     """
+    end_if_orphan()
     # In a process that the launcher started, or one that was spawned, this is there already.
     redaction.everywhere(redaction.find(sys.argv[1:], os.environ))
     try:
