@@ -330,7 +330,16 @@ def test_a_server_is_its_launchers(tmp_path: Path) -> None:
     assert found == server.of_this_process(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": 1e9, "started_at": 1}', '{"pid": %d, "started_at": null}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"pid": 999999999, "started_at": 1, "expected_ranks": 8}',
+        '{"pid": %d, "started_at": null, "expected_ranks": 8}',
+    ],
+)
 def test_another_servers_file_is_not_taken_for_ones_own(tmp_path: Path, text: str) -> None:
     (tmp_path / "server.json").write_text(text.replace("%d", str(os.getppid())))
     found = server.of_this_process(tmp_path)
