@@ -61,8 +61,8 @@ __device__ __forceinline__ void fill_table(const kdtree_compare_args& args, RowT
   for (int i = first; i < last; ++i) {
     table.before[i] = before;
     before += load_compared(args, i).rows;
-    table.before[i + 1] = before;
   }
+  if (first < last && last == args.batch) table.before[last] = before;
   if (refused > 0) atomicAdd(&table.refused, refused);
   if (requests > 0) {
     atomicAdd(&table.requests, requests);

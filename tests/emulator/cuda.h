@@ -104,11 +104,20 @@ inline int __reduce_add_sync(unsigned, int value) {
 inline void __syncwarp() { emulator::sync_warp(); }
 inline void __syncthreads() { emulator::named_barrier(0, emulator::current_cta().threads, true); }
 
-/* Not instrumented: its load and store are one. */
-__attribute__((noinline, no_sanitize("thread"))) inline unsigned long long atomicAdd(unsigned long long* p,
-                                                                                    unsigned long long value) {
+inline void __threadfence_system() {}
+
+/* Not instrumented: their load and store are one. */
+template <typename T>
+__attribute__((noinline, no_sanitize("thread"))) inline T atomicAdd(T* p, T value) {
   emulator::atomic_access(p, sizeof *p);
-  const unsigned long long before = *p;
+  const T before = *p;
   *p += value;
+  return before;
+}
+template <typename T>
+__attribute__((noinline, no_sanitize("thread"))) inline T atomicMax(T* p, T value) {
+  emulator::atomic_access(p, sizeof *p);
+  const T before = *p;
+  *p = before < value ? value : before;
   return before;
 }

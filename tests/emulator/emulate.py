@@ -1,7 +1,7 @@
 """Runs calls in the emulator and holds what comes out against float64 and the host library.
 
-    python3 tests/emulator/emulate.py chosen PART PARTS | weights | random FIRST COUNT | hostile COUNT | racecheck
-                                      | mutant NUMBER
+    python3 tests/emulator/emulate.py chosen PART PARTS | weights | random FIRST COUNT | hostile COUNT | compare COUNT
+                                      | racecheck | mutant NUMBER
 
 A process of its own for the tests, since a failed check of the emulator ends it, with one line on stderr.
 """
@@ -9,6 +9,7 @@ A process of its own for the tests, since a failed check of the emulator ends it
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch  # noqa: E402
 
 import oracle  # noqa: E402
 import reference  # noqa: E402
+from compared import Comparison, run_comparisons  # noqa: E402
 from emulated import WRONG, Emulator, build_host  # noqa: E402
 from emulated_cases import CHOSEN, LIMITS, MUTATED, RACECHECK  # noqa: E402
 from fuzz import fuzz_call, memory_of, untouched  # noqa: E402
@@ -37,6 +39,7 @@ from weight_calls import weight_calls  # noqa: E402
 
 WORKSPACE_OF_CTA = 140_000  # bytes, somewhat more than one needs
 MUTANT_SEEDS = 4
+MUTANT_COMPARISONS = 9
 
 
 class Emulation:
@@ -46,6 +49,7 @@ class Emulation:
         self.emulator = emulator
         self.host = Harness(load(build_host(), Device.CPU))
         self.emulated = Harness(self.host.library)
+        self.comparison = Comparison(emulator, self.host.library)
         self.calls = 0
 
     def run(self, call: Call, ctas: int, seed: int) -> None:
@@ -127,21 +131,24 @@ def run_mutated(emulation: Emulation, pool: str) -> None:
 
 def run_mutant(emulation: Emulation, number: int) -> None:
     """The calls that run into it; all of them where none is chosen."""
-    calls = {MUTANTS[number - 1].calls} if number else {"any", "fp8", "weights"}
+    calls = {MUTANTS[number - 1].calls} if number else {"any", "fp8", "weights", "compare"}
     if "any" in calls:
         run_mutated(emulation, "bf16")
     if "fp8" in calls:
         run_mutated(emulation, "e4m3")
     if "weights" in calls:
         run_weights(emulation)
+    if "compare" in calls:
+        run_comparisons(emulation.comparison, MUTANT_COMPARISONS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("chosen", "weights", "random", "hostile", "racecheck", "mutant"))
+    parser.add_argument("what", choices=("chosen", "weights", "random", "hostile", "compare", "racecheck", "mutant"))
     parser.add_argument("numbers", type=int, nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # stderr is for the one line
     build = {"racecheck": "racecheck", "mutant": "mutants"}.get(options.what, "kernel")
     mutant = options.numbers[0] if options.what == "mutant" else 0
     emulation = Emulation(Emulator(build, mutant))
@@ -153,6 +160,9 @@ def main() -> None:
         run_random(emulation, *options.numbers)
     elif options.what == "hostile":
         run_hostile(emulation, *options.numbers)
+    elif options.what == "compare":
+        run_comparisons(emulation.comparison, *options.numbers)
+        print(f"{emulation.comparison.calls} comparisons, {emulation.comparison.kept} kept")
     elif options.what == "racecheck":
         emulation.check(RACECHECK.call(0), RACECHECK.ctas, 0)
     else:

@@ -31,6 +31,7 @@ KINDS = ("kernel", "racecheck", "mutants")
 FAILED = (3, 4, 5)  # what a process ends with after a failed check: emulator.h's Exit
 WRONG = 6  # and a mutant's, where nothing failed but its results
 
+RUNS = ("run", "run_compare")
 RUNTIME = ("fibers.cpp", "races.cpp", "barriers.cpp", "copies.cpp", "warp.cpp", "matrix.cpp")
 GXX = "g++"  # whatever CXX is: clang's sanitizer takes other options
 # Shared memory is bytes, which the kernel's sources look at as what they hold.
@@ -56,6 +57,14 @@ class Substitution:
 
 
 ATTENTION = "verify_attn_flash_paged.cu"
+COMPARE, BOX, STREAM = "compare.cu", "box.cu", "stream.cu"
+# Each file, what it becomes, and where its launch code begins, which goes on to the namespace's end.
+KERNELS = (
+    (ATTENTION, "attention.h", "kAttend"),
+    (COMPARE, "compare_kernels.h", "kCompareRows"),
+    (BOX, "fill_box_kernel.h", "kFillBox"),
+    (STREAM, "stream_kernels.h", "kCountOne"),
+)
 SUBSTITUTIONS = (
     Substitution(
         "barriers.cuh",
@@ -103,9 +112,18 @@ SUBSTITUTIONS = (
         "extern __shared__ __align__(128) unsigned char shared[];",
         "unsigned char* const shared = emulator::shared_memory();",
     ),
-    Substitution(ATTENTION, '#include "launch.h"\n', ""),
+    Substitution(
+        COMPARE,
+        "__shared__ RowsShared shared;",
+        "RowsShared& shared = *reinterpret_cast<RowsShared*>(emulator::shared_memory());",
+    ),
+    Substitution(
+        COMPARE,
+        "__shared__ TotalShared shared;",
+        "TotalShared& shared = *reinterpret_cast<TotalShared*>(emulator::shared_memory());",
+    ),
+    *(Substitution(file, '#include "launch.h"\n', "") for file, _, _ in KERNELS),
 )
-LAUNCH_CODE = re.compile(r"^const Entry kAttend = .*?(?=^}  // namespace kdtree$)", re.DOTALL | re.MULTILINE)
 
 
 def replaced(text: str, old: str, new: str, file: str) -> str:
@@ -125,14 +143,16 @@ def emulated_sources() -> dict[str, str]:
         SourcesChangedError: kernel/cuda is not what this module knows.
     """
     sources = {path.name: path.read_text() for path in sorted((KERNEL / "cuda").glob("*.cuh"))}
-    sources[ATTENTION] = (KERNEL / "cuda" / ATTENTION).read_text()
+    sources |= {file: (KERNEL / "cuda" / file).read_text() for file, _, _ in KERNELS}
     sources["ptx.cuh"] = '#pragma once\n#include "ptx.h"\n'
     for change in SUBSTITUTIONS:
         sources[change.file] = replaced(sources[change.file], change.text, change.emulated, change.file)
-    attention, count = LAUNCH_CODE.subn("", sources.pop(ATTENTION))
-    if count != 1:
-        raise SourcesChangedError(f"kernel/cuda/{ATTENTION}: its launch code, from kAttend on, is not found")
-    sources["attention.h"] = f"#pragma once\n{attention}"
+    for file, header, entry in KERNELS:
+        launch_code = re.compile(rf"^const Entry {entry} = .*?(?=^}}  // namespace kdtree$)", re.DOTALL | re.MULTILINE)
+        text, count = launch_code.subn("", sources.pop(file))
+        if count != 1:
+            raise SourcesChangedError(f"kernel/cuda/{file}: its launch code, from {entry} on, is not found")
+        sources[header] = f"#pragma once\n{text}"
     for file, text in sources.items():
         if found := re.search(r"\basm\b.*|\b__shared__\b.*", text):
             raise SourcesChangedError(f"kernel/cuda/{file} has what g++ cannot compile: {found[0]!r}")
@@ -203,9 +223,10 @@ def build(name: str = "kernel") -> Path:
         for file, text in sources.items():
             (folder / file).write_text(text)
         include = (folder, HERE, KERNEL, KERNEL / "include")
-        command = [GXX, *flags, *(f"-I{path}" for path in include), HERE / "run.cpp", "-o", folder / "run.o"]
-        subprocess.run(command, check=True)
-        objects = [folder / "run.o", *sorted(runtime.glob("*.o"))]
+        for run in RUNS:
+            command = [GXX, *flags, *(f"-I{path}" for path in include), HERE / f"{run}.cpp", "-o", folder / f"{run}.o"]
+            subprocess.run(command, check=True)
+        objects = [*(folder / f"{run}.o" for run in RUNS), *sorted(runtime.glob("*.o"))]
         subprocess.run([GXX, "-shared", "-Wl,-z,defs", *objects, "-o", folder / "emulator.so"], check=True)
 
     shared_headers = [*(KERNEL / "common").glob("*.h"), *(KERNEL / "include").glob("*.h")]
@@ -231,9 +252,27 @@ class Emulator:
 
     def __init__(self, name: str = "kernel", mutant: int = 0) -> None:
         self._library = ctypes.CDLL(str(build(name)))
-        self._library.kdtree_emulate.argtypes = [ctypes.POINTER(abi.VerifyArgs), ctypes.c_int, ctypes.c_uint64]
+        pointer, seed = ctypes.POINTER, ctypes.c_uint64
+        self._library.kdtree_emulate.argtypes = [pointer(abi.VerifyArgs), ctypes.c_int, seed]
+        self._library.kdtree_emulate_compare.argtypes = [pointer(abi.CompareArgs), ctypes.c_int, seed]
+        self._library.kdtree_emulate_gate.argtypes = [pointer(abi.GateArgs), seed]
+        self._library.kdtree_emulate_stamp.argtypes = [pointer(seed)]
         ctypes.c_int.in_dll(self._library, "kdtree_mutant").value = mutant
 
     def run(self, args: abi.VerifyArgs, ctas: int, seed: int) -> int:
         """A call on so many multiprocessors, its threads' order drawn from the seed; kdtree_verify's status."""
         return self._library.kdtree_emulate(args, ctas, seed)
+
+    def compare(self, args: abi.CompareArgs, ctas: int, seed: int) -> int:
+        """A call of kdtree_compare on so many CTAs; its status."""
+        return self._library.kdtree_emulate_compare(args, ctas, seed)
+
+    def gate(self, args: abi.GateArgs, seed: int) -> int:
+        """A call of kdtree_gate; its status."""
+        return self._library.kdtree_emulate_gate(args, seed)
+
+    def stamp(self) -> int:
+        """What kdtree_stamp stores."""
+        slot = ctypes.c_uint64()
+        self._library.kdtree_emulate_stamp(slot)
+        return slot.value

@@ -12,7 +12,8 @@ class Mutant:
 
     Attributes:
         text: One or more whole statements, or an expression.
-        calls: Which of emulated_cases.py's it runs: "any", on a bf16 or an "fp8" pool, or "weights".
+        calls: Which of emulated_cases.py's it runs: "any", on a bf16 or an "fp8" pool, or "weights"; or "compare",
+            compared.py's.
         around: Where `text` alone is not in `file` once: what is, and has it once.
     """
 
@@ -21,7 +22,7 @@ class Mutant:
     text: str
     broken: str
     fails: str
-    calls: Literal["any", "fp8", "weights"] = "any"
+    calls: Literal["any", "fp8", "weights", "compare"] = "any"
     around: str = ""
 
 
@@ -151,5 +152,53 @@ MUTANTS = (
             ("the greatest weight of float16 is 2^-8", "kBelow", "-8.f", "Bf16::kBelow"),
             ("the greatest weight of bf16 is 2^7", "kBelow", "F16::kBelow", "7.f"),
         )
+    ),
+    Mutant(
+        "all threads take a sum that one of them adds up",
+        "compare_kernels.h",
+        "if (threadIdx.x == 0) sums = scratch[0];",
+        "sums = scratch[0];",
+        "race",
+        "compare",
+    ),
+    Mutant(
+        "the table's next row is written by who does not own it",
+        "compare_kernels.h",
+        "if (first < last && last == args.batch) table.before[last] = before;",
+        "if (first < last) table.before[last] = before;",
+        "race",
+        "compare",
+    ),
+    Mutant(
+        "a request's sums go where the last one's are added up",
+        "compare_kernels.h",
+        "__syncthreads();  // the request before is done with",
+        "",
+        "race",
+        "compare",
+    ),
+    Mutant(
+        "the last request that is off goes to the box",
+        "compare_kernels.h",
+        "box_score(sums) > score",
+        "true",
+        "wrong",
+        "compare",
+    ),
+    Mutant(
+        "the box follows a slot that is outside the pool",
+        "fill_box_kernel.h",
+        "load_slot(call, request.prefix + row)",
+        "load_index(call.kv_indices, call.kv_indices_dtype, request.prefix + row)",
+        "segfault",
+        "compare",
+    ),
+    Mutant(
+        "all layers are let through at the same time",
+        "stream_kernels.h",
+        "(before + args.phase) % args.every == 0",
+        "before % args.every == 0",
+        "wrong",
+        "compare",
     ),
 )

@@ -18,6 +18,10 @@ inline void take_registers() {}
 inline void launch_dependents() {}
 inline void wait_for_dependency() {}
 
+inline uint64_t global_time() {
+  static uint64_t time = 0;
+  return time += 32;
+}
 inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 inline const void* shuffle(const void* p, int lane) { return __shfl_sync(~0u, p, lane); }
 inline bool elect() { return emulator::elect(); }

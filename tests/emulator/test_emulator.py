@@ -69,6 +69,11 @@ def test_numbers_out_of_range() -> None:
     assert_all_pass([("hostile", 20)])
 
 
+def test_comparisons_boxes_and_gates() -> None:
+    """What they leave is what the host library leaves, byte for byte of what is kept."""
+    assert_all_pass([("compare", 60)])
+
+
 def test_the_racecheck_build() -> None:
     assert_all_pass([("racecheck",)])
 

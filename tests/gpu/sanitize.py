@@ -11,6 +11,7 @@ all, so that initcheck knows what nobody wrote. First come calls chosen for how 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -29,9 +30,11 @@ from fuzz_shape import Limits  # noqa: E402
 from harness import Harness  # noqa: E402
 from hostile_calls import numbers  # noqa: E402
 from kdtree_verify import abi  # noqa: E402
-from kdtree_verify.call import Call  # noqa: E402
+from kdtree_verify.box import Box  # noqa: E402
+from kdtree_verify.call import Call, gate_args  # noqa: E402
 from kdtree_verify.config import Device  # noqa: E402
 from kdtree_verify.library import load  # noqa: E402
+from kdtree_verify.records import Model  # noqa: E402
 from oracle import DEVICE, on_gpu  # noqa: E402
 
 SEEDS, HOSTILE_CALLS = 40, 30
@@ -103,18 +106,34 @@ def calls(seeds: int, random: np.random.Generator) -> Iterator[Call]:
 def main() -> None:
     harness = Harness(load(Path(os.environ.get("KDTREE_LIBRARY_DIR", ROOT / "build" / "lib")), Device.CUDA), DEVICE)
     harness.records = torch.zeros(harness.records.shape, dtype=torch.uint8).to(DEVICE)
+    harness.shapes = torch.zeros(harness.shapes.shape, dtype=torch.uint8).to(DEVICE)
     harness.workspace = torch.empty_like(harness.workspace)
     random = np.random.default_rng(5)
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
+    box, kept = Box(DEVICE, 1 << 22), 0
+    stream = torch.cuda.current_stream().cuda_stream
+    counter = torch.zeros(1, dtype=torch.int64).to(DEVICE)
     for call in calls(seeds, random):
         on_card = on_gpu(call)
         assert harness.verify(on_card) == abi.Status.OK
         assert harness.compare(on_card, on_card.o_extend) == abi.Status.OK
+        off = on_card.o_extend * 2
+        args = ctypes.pointer(box.args(on_card, off, Model.TARGET, 0))
+        assert harness.compare(on_card, off, rel_l2_bound=0.02, box=args) == abi.Status.OK
+        gated = on_card._replace(
+            qo_indptr=torch.empty_like(on_card.qo_indptr), kv_indptr=torch.empty_like(on_card.kv_indptr)
+        )
+        gate = gate_args(on_card, gated)
+        gate.counter, gate.every, gate.device, gate.stream = counter.data_ptr(), 2, 0, stream
+        assert harness.library.gate(gate) == abi.Status.OK
         torch.cuda.synchronize()
-    stream = torch.cuda.current_stream().cuda_stream
-    counter = torch.zeros(1, dtype=torch.int64).to(DEVICE)
+        kept += box.take() is not None
+    assert kept > 0
+    stamp = torch.zeros(1, dtype=torch.int64).to(DEVICE)
+    assert harness.library.stamp(stamp.data_ptr(), 0, stream) == abi.Status.OK
+    before = int(counter)
     assert harness.library.count(counter.data_ptr(), None, 0, stream) == abi.Status.OK
-    assert int(counter) == 1
+    assert (int(counter), int(stamp) > 0) == (before + 1, True)
     record = harness.record
     print(f"{record.kernel_calls} calls, {record.kernel_rows} rows, {record.out_of_range} reads refused")
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kdtree_verify import hook
+from kdtree_verify.box import Box
 from kdtree_verify.call import Call
 from kdtree_verify.config import Mode
 from kdtree_verify.eligibility import Reason
@@ -100,10 +101,10 @@ BATCH = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY)
 
 
 class Setup:
-    def __init__(self, library, mode: Mode):
+    def __init__(self, library, mode: Mode, sample_every: int = 0):
         torch.manual_seed(0)
         kernel = Kernel(library, GPU)
-        self.rank = Rank(mode, kernel, Records(GPU), Armed(HEADS, DRAFT))
+        self.rank = Rank(mode, kernel, Records(GPU), Armed(HEADS, DRAFT, sample_every), Box(GPU))
         cls = backend_class()
         self.stock = cls(None)
         hook.patch_backend(cls, lambda backend, runner: hook.guard_backend(backend, self.rank, Model.TARGET))
@@ -177,6 +178,45 @@ def test_replays_count_though_python_is_not_there(library, mode) -> None:
     assert [f.kernel_calls for f in figures] == [6, 5, 5]
     assert [f.compare_calls for f in figures] == ([6, 5, 5] if mode is Mode.VALIDATE else [0, 0, 0])
     assert not any(f.exceeded_calls or f.nonfinite or f.out_of_range for f in figures)
+
+
+def test_only_what_a_graph_replays_is_timed(library) -> None:
+    """Between eager launches the device waits for the host, which would count as the kernels' time."""
+    setup = Setup(library, Mode.VALIDATE)
+    setup.ours(layer(0))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        setup.ours(layer(0))
+    for _ in range(4):
+        graph.replay()
+    torch.cuda.synchronize()
+    (shape,) = setup.rank.records.shapes()
+    assert (shape.calls, shape.timed_calls) == (5, 4)
+    assert (shape.prefix_from, shape.batch_from) == (0, 2)
+    assert 0 < shape.kernel_ns < shape.stock_ns < 4 * 50e6  # stock is torch here, a dozen kernels
+    assert setup.rank.box.take() is None
+
+
+def test_samples_are_chosen_by_replays(library) -> None:
+    setup = Setup(library, Mode.ON, sample_every=3)
+    graph = torch.cuda.CUDAGraph()
+    setup.ours(layer(0))
+    with torch.cuda.graph(graph):
+        outs = [setup.ours(layer(number)) for number in range(3)]
+    counts = []
+    for _ in range(6):
+        setup.q.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        counts.append([figures.compare_calls for figures in setup.rank.records.layers()])
+    assert all(relative(out, setup.stocks(layer(0))) < 0.01 for out in outs)
+    # Layer 0 has had a call before: at each replay one layer's turn, or two's.
+    assert counts == [
+        [sum((call + number) % 3 == 0 for call in range(replays + (number == 0))) for number in range(3)]
+        for replays in range(1, 7)
+    ]
+    assert not any(figures.exceeded_calls for figures in setup.rank.records.layers())
+    assert all(shape.timed_calls == 0 for shape in setup.rank.records.shapes())
 
 
 def test_a_captured_decline_counts_and_is_no_serving(library) -> None:

@@ -36,15 +36,17 @@ SHAPES = {
 CONTEXT = 1024
 
 
-@pytest.fixture
-def rank(library: Any, monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """What every Triton backend that is made gets, in mode on."""
+@pytest.fixture(params=[0, 2], ids=["on", "sampled"])
+def rank(library: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Rank:
+    """What every Triton backend that is made gets, in mode on; with SGLang's kernel behind a gate too."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.runtime_context import get_parallel
 
     get_parallel().override_permanently(attn_dcp_rank=0)  # the backend asks for it, the kit does not say it
     device = torch.device("cuda", 0)
-    rank = Rank(Mode.ON, Kernel(library, device), Records(device), Armed(heads=20, draft_tokens=64))
+    rank = Rank(
+        Mode.ON, Kernel(library, device), Records(device), Armed(heads=20, draft_tokens=64, sample_every=request.param)
+    )
     for name in ("__init__", "forward_extend"):  # as they were, when the test ends
         monkeypatch.setattr(TritonAttnBackend, name, getattr(TritonAttnBackend, name))
     hook.patch_backend(TritonAttnBackend, lambda backend, runner: hook.guard_backend(backend, rank, Model.TARGET))
@@ -124,4 +126,8 @@ def test_verifies_as_sglangs_reference(
     (figures,) = rank.records.layers()
     assert figures.kernel_calls == (3 if graph else 1)  # a capture runs nothing
     assert figures.out_of_range == 0
+    if rank.armed.sample_every:
+        assert figures.compare_calls == (2 if graph else 1)  # the first, the third
+        assert figures.exceeded_calls == figures.nonfinite == 0
+        assert 0 < figures.worst_rel_l2 < 0.01
     assert rank.records.declined(Model.TARGET) == {}
