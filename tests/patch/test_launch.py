@@ -51,8 +51,9 @@ def launch(mode: str, *arguments: str, state_dir: Path, **environment: str) -> s
 
 
 def refusal(run: subprocess.CompletedProcess[str]) -> str:
-    (line,) = run.stderr.strip().splitlines()
+    line = run.stderr.strip().splitlines()[-1]
     assert line.startswith("kdtree: ")
+    assert run.stderr.count(" Fix: ") == 1
     assert " Fix: " in line
     return line
 

@@ -192,6 +192,7 @@ class Arguments:
 
 def write(who):
     logging.basicConfig(level=logging.DEBUG, force=True)
+    logging.getLogger().addHandler(logging.FileHandler(f"{who}.log"))
     logging.getLogger(who).info("as the message %s", SECRET)
     logging.getLogger(who).debug("as an object %s", Arguments())
     print("printed", Arguments())
@@ -240,7 +241,9 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "writer.py").write_text(textwrap.dedent(WRITER))
     (folder / "parent.py").write_text(textwrap.dedent(PARENT))
     run = subprocess.run([sys.executable, "parent.py"], cwd=folder, capture_output=True, text=True, timeout=120)
-    return run.stdout + run.stderr
+    files = sorted(folder.glob("*.log"))
+    assert [file.stem for file in files] == ["child", "grandchild", "parent"]
+    return run.stdout + run.stderr + "".join(file.read_text() for file in files)
 
 
 def test_no_process_of_the_family_writes_the_secret(family: str) -> None:

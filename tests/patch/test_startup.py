@@ -303,12 +303,30 @@ def test_the_other_ranks_are_told_of_only_where_they_are_behind(tmp_path: Path) 
     for name, phase in enumerate(["capturing graphs", "loading weights", "capturing graphs"]):
         loading(tmp_path, name, age=10, phase=phase)
     told = Told(tmp_path, every=0.0)
-    lines = [line.split("] ")[1] for line in told.look()][2:]
+    lines = [line.split("] ")[1] for line in told.look()]
     assert lines == [
         "dp0-pp0-tp0: capturing graphs for 10s",
         "dp0-pp0-tp1: loading weights for 10s, behind dp0-pp0-tp0",
         "1 of 4 ranks have not started yet",
     ]
+
+
+def test_ranks_report_in_any_order(tmp_path: Path) -> None:
+    announced(tmp_path, ranks=2)
+    loading(tmp_path, 1)
+    told = Told(tmp_path)
+    assert told.look() == []
+    loading(tmp_path, 0)
+    first, second = told.look()
+    assert first.endswith("dp0-pp0-tp0: starting")
+    assert "dp0-pp0-tp0: loading weights" in second
+
+
+def test_a_rank_that_never_reports_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kdtree_verify.startup.watch.WAIT_FOR_FIRST", -1.0)
+    announced(tmp_path, ranks=2)
+    loading(tmp_path, 1)
+    assert Told(tmp_path).look()[0].endswith("dp0-pp0-tp1: starting")
 
 
 def test_ready_is_said_when_every_rank_is_and_http_answers(tmp_path: Path, endpoint: Any) -> None:
@@ -330,17 +348,25 @@ def test_ready_is_said_when_every_rank_is_and_http_answers(tmp_path: Path, endpo
     endpoint.code = 200
     (line,) = told.look()
     spent = "starting 2.0s, capturing graphs 7.0s, finishing 1.0s"
-    assert line == f"[1:01] ready: HTTP answers, 2 ranks with mode validate ({spent})"
+    assert line == f"[1:01] ready after 1:01: HTTP answers, 2 ranks, mode validate ({spent})"
     assert told.ended
 
 
-@pytest.mark.parametrize("gone", ["server", "rank"])
-def test_a_start_that_failed_is_not_told_further(tmp_path: Path, gone: str) -> None:
+def test_a_start_that_failed_is_not_told_further(tmp_path: Path) -> None:
     announced(tmp_path)
     loading(tmp_path, state="failed")
-    if gone == "server":
-        (tmp_path / state.SERVER_FILE).unlink()
     told = Told(tmp_path, every=0.0)
+    assert told.look() == []
+    assert told.ended
+
+
+def test_before_the_launcher_has_written_sglang_is_imported(tmp_path: Path) -> None:
+    told = Told(tmp_path, every=0.0)
+    assert told.look() == ["[1:01] SGLang is still being imported"]
+    assert not told.ended
+    announced(tmp_path)
+    told.look()
+    (tmp_path / state.SERVER_FILE).unlink()
     assert told.look() == []
     assert told.ended
 

@@ -23,7 +23,7 @@ from .startup.watch import REPEAT_EVERY, Watch, say
 SERVER = "sglang.launch_server"
 
 HOW_TO_SEE = (
-    "SGLang starts now; how far it is, and what it does then: kdtree status --watch (with Compose: docker compose exec "
+    "SGLang starts now; how far it is: kdtree status --watch (with Compose: docker compose exec "
     "server kdtree status --watch)"
 )
 _ADMIN_KEY_ALONE = (
@@ -41,20 +41,22 @@ def main(server_arguments: list[str]) -> None:
     redaction.everywhere(redaction.find(server_arguments, os.environ))
     try:
         config = from_environment()
+        every = min(REPEAT_EVERY, config.log_interval)
+        watch = Watch(config.state_dir, plan.read(server_arguments), os.environ, clock.process_start(), every)
         reports: Path | None = config.state_dir
         if config.mode is Mode.OFF:
-            reports = _announce_off(config, server_arguments)
+            reports = _announce_off(config, server_arguments, watch)
         else:
-            _check(config, server_arguments)
+            _check(config, server_arguments, watch)
     except KdtreeError as error:
         end_process(error)
     _serve(server_arguments, reports)
 
 
-def _check(config: Config, server_arguments: list[str]) -> None:
+def _check(config: Config, server_arguments: list[str], watch: Watch) -> None:
     preflight.check(config)
     state.prepare(config.state_dir)
-    parsed = arguments.parse(server_arguments)
+    parsed = _parse(server_arguments, watch)
     if parsed is None:
         return
     named = parsed.verify_backends
@@ -74,18 +76,27 @@ def _check(config: Config, server_arguments: list[str]) -> None:
         raise state.unwritable(config.state_dir, error) from error
 
 
-def _announce_off(config: Config, server_arguments: list[str]) -> Path | None:
+def _announce_off(config: Config, server_arguments: list[str], watch: Watch) -> Path | None:
     """The state folder if it is this server's. Off hands over; that nobody could be told is no reason not to."""
     reports: Path | None = None
     try:
         state.prepare(config.state_dir)
         reports = config.state_dir
-        _announce(config, server_arguments, arguments.parse(server_arguments))
+        _announce(config, server_arguments, _parse(server_arguments, watch))
     except Exception as error:
         say(f"the state folder is not used: {error}")
         if reports is None:
             os.environ["KDTREE_STATE_DIR"] = os.devnull  # by the ranks neither: it may be another server's
     return reports
+
+
+def _parse(server_arguments: list[str], watch: Watch) -> arguments.ServerArguments | None:
+    say("importing SGLang, whose parser reads its arguments")  # which takes seconds, on a cold disk a minute
+    watch.start()
+    parsed = arguments.parse(server_arguments)
+    if parsed is None:  # SGLang will refuse them, or print its help
+        watch.stop()
+    return parsed
 
 
 def _announce(config: Config, server_arguments: list[str], parsed: arguments.ServerArguments | None) -> None:
@@ -94,10 +105,8 @@ def _announce(config: Config, server_arguments: list[str], parsed: arguments.Ser
     known = (parsed.expected_ranks, asdict(parsed.endpoint)) if parsed else (None, None)
     document = state.server_document(config.mode, arguments.redacted(server_arguments), *known)
     state.write(config.state_dir / state.SERVER_FILE, document)
-    if parsed:  # SGLang will refuse what it could not parse
+    if parsed:
         say(f"versions: {about.line(config)}")
-        every = min(REPEAT_EVERY, config.log_interval)
-        Watch(config.state_dir, plan.read(server_arguments), os.environ, clock.process_start(), every).start()
         say(HOW_TO_SEE)
 
 

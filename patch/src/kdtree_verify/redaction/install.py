@@ -14,7 +14,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..wrap import wrap_once
@@ -62,6 +61,8 @@ def _into_streams() -> None:
 
 
 def _into_children() -> None:
+    from multiprocessing.process import BaseProcess  # here: `kdtree health` starts no process
+
     def make(stock: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             stock(self, *args, **kwargs)

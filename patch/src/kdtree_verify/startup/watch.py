@@ -27,6 +27,8 @@ ASK_EVERY = 2.0
 """Seconds between two questions to the HTTP server, once every rank is ready."""
 REPEAT_EVERY = 30.0
 """Seconds without a line, at most."""
+WAIT_FOR_FIRST = 10.0
+"""Seconds in which the ranks that start together are expected to report, in any order."""
 ASK_FOR = 600.0
 """Seconds after which a server that does not answer is left alone: it may speak another protocol."""
 
@@ -64,15 +66,21 @@ class Watch:
         self._loading = Loading(plan, env)
         self._told: list[dict[str, Any]] = []
         self._spoke = time.monotonic()
+        self._announced = self._stopped = False
+        self._seen_since: float | None = None
         self._ready_since: float | None = None
 
     def start(self) -> None:
         """Watches on a thread of its own, which ends with the start or with the process."""
         threading.Thread(target=self._run, name="kdtree-startup", daemon=True).start()
 
+    def stop(self) -> None:
+        """Tells no more."""
+        self._stopped = True
+
     def _run(self) -> None:
         try:
-            while not self.look():
+            while not self._stopped and not self.look():
                 time.sleep(LOOK_EVERY if self._ready_since is None else ASK_EVERY)
         except Exception as error:  # the server is left alone by who cannot tell of it
             self._tell(f"how far the start is cannot be told: {error!r}")
@@ -81,9 +89,14 @@ class Watch:
         """Tells what is new, or again what lasts. True when there is nothing left to tell."""
         snapshot = status.read(self._directory)
         ranks = [rank for rank in snapshot.ranks if rank.document]
-        if snapshot.server is None or any(rank.state == State.FAILED for rank in ranks):
-            return True  # a rank that refuses says so itself
-        if ranks:
+        if snapshot.server is None:
+            if not self._announced and time.monotonic() - self._spoke >= self._every:
+                self._line("SGLang is still being imported")
+            return self._announced  # its folder is gone
+        self._announced = True
+        if any(rank.state == State.FAILED for rank in ranks):
+            return True  # it says so itself
+        if self._has_leader(snapshot, ranks):
             self._tell_new(ranks[0])
             if _phase(ranks[0]) in _LOADS:
                 self._loading.look(int(ranks[0].document["pid"]))
@@ -91,13 +104,23 @@ class Watch:
             self._ready_since = time.monotonic()
         if self._ready_since is not None:
             if not health.own_endpoint_problems(snapshot, timeout=ASK_EVERY):
-                self._line(f"ready: HTTP answers, {_many(ranks)} with mode {snapshot.mode} ({_spent(ranks[0])})")
+                took = clock.minutes(time.time() - self._began)
+                self._line(
+                    f"ready after {took}: HTTP answers, {_many(ranks)}, mode {snapshot.mode} ({_spent(ranks[0])})"
+                )
                 return True
             if time.monotonic() - self._ready_since > ASK_FOR:
                 return True
         if time.monotonic() - self._spoke >= self._every:
             self._tell_again(snapshot, ranks)
         return False
+
+    def _has_leader(self, snapshot: Snapshot, ranks: list[Rank]) -> bool:
+        """Whether the first rank that reports is the first that will, or the one to do with."""
+        if ranks and self._seen_since is None:
+            self._seen_since = time.monotonic()
+        late = self._seen_since is not None and time.monotonic() - self._seen_since > WAIT_FOR_FIRST
+        return bool(ranks) and (late or len(ranks) >= (snapshot.expected_ranks or 1))
 
     def _tell_new(self, leader: Rank) -> None:
         """The phases of the first rank that were not told yet."""
