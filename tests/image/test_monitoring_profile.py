@@ -1,5 +1,7 @@
-"""Compose's profile as it is, but for Prometheus' binary: no registry has its image here, Debian's stands in for it, in
-this project's image. It finds the server by its name in the project, and asks it for its ranks. Grafana is left out.
+"""Compose's profile with a real server and a real Prometheus, which asks it for its ranks. Grafana is left out.
+
+Prometheus' image cannot be had here: Debian's binary stands in for it, in this project's image. The server's name comes
+from the container's hosts file, for the engine's own name service needs a firewall that not every machine has.
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import prometheus_server
 from containers import MODELS, ROOT, wait_until
 
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
 pytestmark = [pytest.mark.docker, pytest.mark.server, pytest.mark.slow]
 
 SECONDS = 300
+Compose = Callable[..., str]
 
 
 @pytest.fixture
-def compose(image: dict[str, Any], models: Path, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """docker-compose with the profile, for a project of the test's own, taken down at the end."""
+def override(image: dict[str, Any], tmp_path: Path) -> Path:
+    """What stands in for Prometheus' image."""
     binary = prometheus_server.tool("prometheus")
     if binary is None:
         pytest.skip("no Prometheus: ci/prometheus fetches it")
@@ -36,8 +42,14 @@ def compose(image: dict[str, Any], models: Path, tmp_path: Path) -> Iterator[Cal
     }
     # Its own image has the folder, and a volume takes the owner from there.
     data = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "uid=65534,size=64m"}}
-    override = tmp_path / "override.json"
-    override.write_text(json.dumps({"services": {"prometheus": prometheus}, "volumes": {"prometheus-data": data}}))
+    path = tmp_path / "override.json"
+    path.write_text(json.dumps({"services": {"prometheus": prometheus}, "volumes": {"prometheus-data": data}}))
+    return path
+
+
+@pytest.fixture
+def compose(image: dict[str, Any], models: Path, override: Path) -> Iterator[Compose]:
+    """docker-compose with the profile, for a project of the test's own, taken down at the end."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KDTREE_")} | {
         "KDTREE_VERIFY": "validate",
         "KDTREE_IMAGE": image["tag"],
@@ -60,9 +72,20 @@ def compose(image: dict[str, Any], models: Path, tmp_path: Path) -> Iterator[Cal
     run("down", "--volumes", "--timeout=5")
 
 
-def test_prometheus_finds_the_servers_ranks(client: Any, compose: Callable[..., str]) -> None:
-    compose("up", "--detach", "--no-build", "server", "prometheus")
-    container = client.containers.get(compose("ps", "--quiet", "prometheus").strip())
+def up(client: Any, compose: Compose, override: Path) -> Container:
+    """The server, then Prometheus; returns Prometheus' container."""
+    compose("up", "--detach", "--no-build", "server")
+    server = client.containers.get(compose("ps", "--quiet", "server").strip())
+    (network,) = server.attrs["NetworkSettings"]["Networks"].values()
+    document = json.loads(override.read_text())
+    document["services"]["prometheus"]["extra_hosts"] = [f"server:{network['IPAddress']}"]
+    override.write_text(json.dumps(document))
+    compose("up", "--detach", "--no-build", "prometheus")
+    return client.containers.get(compose("ps", "--quiet", "prometheus").strip())
+
+
+def test_prometheus_finds_the_servers_ranks(client: Any, compose: Compose, override: Path) -> None:
+    container = up(client, compose, override)
 
     host = container.attrs["HostConfig"]
     assert (host["ReadonlyRootfs"], host["CapDrop"], host["Privileged"]) == (True, ["ALL"], False)
