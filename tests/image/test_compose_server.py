@@ -90,11 +90,20 @@ def test_from_its_start_over_two_kills_to_its_stop(client: Any, compose: Callabl
     told = json.dumps(container.attrs) + inside("kdtree", "status") + inside("kdtree", "status", "--json")
     for pid in processes(container):
         told += "".join(Path(f"/proc/{pid}/{name}").read_bytes().decode() for name in ("cmdline", "environ"))
-    told += container.logs().decode()
+    log = container.logs().decode()
+    told += log
+    assert "'api_key': '***'" in log
     assert [secret for secret in (KEY, TOKEN) if secret in told] == []
     searched = ("/run/kdtree", "/var/lib/kdtree", "/root/.cache/sglang", "/tmp")
     _, found = container.exec_run(["grep", "-rlsE", f"{KEY}|{TOKEN}", *searched])
     assert found == b"/run/kdtree/server-arguments.yaml\n"
+
+    # What the log says of the start, by the entrypoint's clock; the commit is the image's own word.
+    assert re.search(
+        r"kdtree: versions: kdtree_verify .*, sglang \S+ \(commit \w+\), .*library libkdtree_verify_host", log
+    )
+    assert re.search(r"kdtree: \[\d+:\d\d\] dp0-pp0-tp0: loading weights, ", log)
+    assert re.search(r"kdtree: \[\d+:\d\d\] ready after \d+:\d\d: HTTP answers, 1 rank, mode validate", log)
 
     # A rank, then the server's first process: Docker starts it again, and nothing of before hinders it.
     before = processes(container)

@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 NEIGHBOUR = HERE.parents[1] / "build" / "sglang-0.5.21"
 # What could differ there; the rest does not touch SGLang.
-FILES = ("modes", "decline", "contract", "plugin", "server_arguments")
+FILES = ("modes", "decline", "contract", "plugin", "server_arguments", "startup", "redaction")
 CHOSEN = "(not fp8 or descales) and not float32 and not page and not test_call_is_declined and not validate-logit"
 
 

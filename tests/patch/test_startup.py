@@ -64,6 +64,15 @@ def test_an_armed_rank_writes_itself_and_leaves_no_second_file(tmp_path: Path) -
     assert list(tmp_path.glob("rank-*.json")) == []  # the name that it had at first
 
 
+def test_another_rank_s_file_is_left_alone(tmp_path: Path) -> None:
+    phases = Phases(Mode.ON, tmp_path)
+    phases.enter(Phase.STARTING)
+    (path,) = tmp_path.glob("rank-*.json")
+    path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    phases.hand_over(tmp_path / "rank-dp1-pp0-tp0.json")
+    assert path.exists()
+
+
 def test_the_runner_s_methods_tell_and_are_called_as_ever(tmp_path: Path) -> None:
     class Runner:
         is_draft_worker = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -62,9 +64,11 @@ class Phases:
     def hand_over(self, path: Path, write: Callable[[], None] = lambda: None) -> None:
         """From now on the rank's state file is written by others: at `path`, and by `write` when a phase begins."""
         self._write = write
-        if self._path is not None and self._path != path:  # SGLang called this rank otherwise when it began
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
+        if self._path is not None and self._path != path:
+            # SGLang called this rank otherwise when it began; where that is another rank's name, that one has the file.
+            with suppress(OSError, ValueError):
+                if json.loads(self._path.read_text(encoding="utf-8")).get("pid") == os.getpid():
+                    self._path.unlink()
 
     def fields(self) -> dict[str, Any]:
         """For the rank's state file: the phase, since when, and all so far with the time at which each began."""
