@@ -78,7 +78,11 @@ def test_the_settings_are_all_that_the_unit_asks_for_and_begin_with_stock() -> N
         "SGLANG_MODEL",
         "SGLANG_ARGS",
     }
-    assert settings().keys() - {"SGLANG_MODEL", "SGLANG_ARGS"} == {"KDTREE_VERIFY", "KDTREE_CAPTURES"}
+    assert settings().keys() - {"SGLANG_MODEL", "SGLANG_ARGS"} == {
+        "KDTREE_VERIFY",
+        "KDTREE_SAMPLE",
+        "KDTREE_CAPTURES",
+    }
     assert from_environment(settings()) == from_environment({})
     assert settings()["KDTREE_VERIFY"] == "off"
 

@@ -248,6 +248,7 @@ int kdtree_compare(const kdtree_compare_args* args) {
   int64_t none[KDTREE_MAX_BATCH] = {0};
   if (defect("padding-compared")) changed.kv_indptr = none, changed.kv_indptr_dtype = KDTREE_I64;
   if (defect("compare-blind")) changed.ours = changed.stock;
+  if (defect("shapes-unmirrored")) changed.shapes_mirror = NULL;
   return compare(&changed);
 }
 
@@ -263,7 +264,9 @@ int kdtree_stamp(uint64_t* slot, int device, void* stream) {
 
 int kdtree_gate(const kdtree_gate_args* args) {
   int (*gate)(const kdtree_gate_args*) = (int (*)(const kdtree_gate_args*))real("kdtree_gate");
-  return defect("gate-refused") ? KDTREE_ERR_LAUNCH : gate(args);
+  kdtree_gate_args changed = *args;
+  if (defect("gate-open")) changed.every = 1;
+  return defect("gate-refused") ? KDTREE_ERR_LAUNCH : gate(&changed);
 }
 
 uint32_t kdtree_abi_version(void) { return ((uint32_t(*)(void))real("kdtree_abi_version"))(); }

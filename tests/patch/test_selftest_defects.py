@@ -57,6 +57,9 @@ CAUGHT_BY = {
     "padding-compared": {"compare"},
     "compare-blind": {"compare"},
     "count-unmirrored": {"compare"},
+    "shapes-unmirrored": {"compare"},
+    "gate-refused": {"compare"},
+    "gate-open": {"compare"},
 }  # fmt: skip
 
 

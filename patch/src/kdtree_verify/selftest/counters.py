@@ -1,28 +1,34 @@
-"""Proves what validate's report stands on: the record and its mirror, kdtree_compare and kdtree_count."""
+"""Proves what validate's report and the sampling of `on` stand on: the record and its mirror, kdtree_compare with its
+table of shapes, kdtree_count and kdtree_gate.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from .. import abi
-from ..call import Call, compare_args
+from ..call import Call, compare_args, gate_args
 from ..library import Library
 from . import golden
 from .report import CaseResult, Mode
 from .shapes import Layout, Metadata
 
 _WORDS = ctypes.sizeof(abi.LayerRecord) // 8
+_CELL_WORDS = ctypes.sizeof(abi.ShapeRecord) // 8
+_CELLS = abi.PREFIX_BUCKETS * abi.BATCH_BUCKETS
 _OUT_OF_RANGE = abi.LayerRecord.out_of_range.offset // 8
 _HEADS = 16  # at most so many are compared: more prove nothing new
+_UNWRITTEN = 77
 _RELATIVE = 1e-9  # float64 sums in any order
 _REL_L2_BOUND = 1e-3  # between the two compare calls': 0 and about 1
 
 
 class Counters:
-    """The record that the verify calls share, and for each mode one record of compare and one count.
+    """The record that the verify calls share, and for each mode one record of compare, one table, one count and a gate.
 
     `layout` must be the shape with graph padding in it: padded requests are not to be compared.
     """
@@ -33,14 +39,19 @@ class Counters:
         self.record, self.mirror = self._pair()
         self._calls = self._rows = 0
         self._compared = {mode: self._pair() for mode in ("eager", "graph")}
+        self._tables = {mode: self._pair(_CELLS * _CELL_WORDS) for mode in ("eager", "graph")}
         self._counts = {mode: self._pair() for mode in ("eager", "graph")}
+        self._gates = {mode: _Gate(metadata, device) for mode, metadata in self._metadata().items()}
         self._problems: dict[Mode, str | None] = {}
         self._stock, self._ours = self._outputs()
 
-    def _pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pair(self, words: int = _WORDS) -> tuple[torch.Tensor, torch.Tensor]:
         # Pinned host memory is mapped into the device, at the same address.
-        record = torch.zeros(_WORDS, dtype=torch.int64, device=self._device)
-        return record, torch.zeros(_WORDS, dtype=torch.int64, pin_memory=record.is_cuda)
+        record = torch.zeros(words, dtype=torch.int64, device=self._device)
+        return record, torch.zeros(words, dtype=torch.int64, pin_memory=record.is_cuda)
+
+    def _metadata(self) -> dict[Mode, Metadata]:
+        return {"eager": self._layout.eager, "graph": self._layout.graph}
 
     def _outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Two outputs [tokens, heads, 512] that differ everywhere, with NaN where only one may count."""
@@ -66,19 +77,25 @@ class Counters:
         self._calls, self._rows = self._calls + 1, self._rows + rows
 
     def launch(self, mode: Mode, metadata: Metadata) -> None:
-        """Stock against itself, stock against ours, and one count."""
+        """Stock against itself, stock against ours, one count, and a gate that opens at the second call."""
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else None
-        record, mirror = self._compared[mode]
+        (record, mirror), (table, table_mirror) = self._compared[mode], self._tables[mode]
         statuses = []
         for ours in (self._stock, self._ours):
             args = compare_args(self._call(metadata), ours)
             args.device, args.stream = self._ordinal, stream
             args.workspace, args.workspace_bytes = self._workspace.data_ptr() or None, self._workspace.numel()
             args.record, args.mirror = record.data_ptr(), mirror.data_ptr()
+            args.shapes, args.shapes_mirror = table.data_ptr(), table_mirror.data_ptr()
             args.rel_l2_bound = _REL_L2_BOUND
             statuses.append(self._library.compare(args))
         count, count_mirror = self._counts[mode]
         statuses.append(self._library.count(count.data_ptr(), count_mirror.data_ptr(), self._ordinal, stream))
+        for gated in self._gates[mode].gated:
+            gate = gate_args(self._call(metadata), self._call(gated))
+            gate.device, gate.stream = self._ordinal, stream
+            gate.counter, gate.every, gate.phase = self._gates[mode].counter.data_ptr(), 2, 1
+            statuses.append(self._library.gate(gate))
         bad = next((status for status in statuses if status != abi.Status.OK), None)
         self._problems[mode] = None if bad is None else f"status {bad}, {self._library.status_text(bad)}"
 
@@ -111,11 +128,29 @@ class Counters:
         for mode, refused in self._problems.items():
             problem = f"the launch was refused: {refused}" if refused else None
             problem = problem or _difference(*self._compared[mode], expected)
+            problem = problem or self._table_problem(mode, expected) or self._gates[mode].problem()
             counted = [int(count[0]) for count in self._counts[mode]]
             if problem is None and counted != [1, 1]:
                 problem = f"kdtree_count: expected 1 and 1 in the mirror, got {counted[0]} and {counted[1]}"
             cases.append(_case("compare", mode, problem))
         return cases
+
+    def _table_problem(self, mode: Mode, expected: Mapping[str, float]) -> str | None:
+        """What the table and its mirror hold beside one cell's calls: those of the shape, graph padding left out."""
+        members = [member for member in self._layout.shape.members if member.request]
+        cell = (len(members).bit_length() - 1) + abi.BATCH_BUCKETS * (
+            max(m.prefix for m in members) // 1024
+        ).bit_length()
+        wanted = {name: expected[name] for name in ("exceeded_calls", "nonfinite", "worst_rel_l2")}
+        wanted |= {"calls": 2, "sum_rel_l2": expected["worst_rel_l2"], "timed_calls": 0}
+        for place, words in zip(("table", "table's mirror"), self._tables[mode], strict=True):
+            cells = words.view(_CELLS, _CELL_WORDS).cpu()
+            if (filled := cells.any(1).nonzero().flatten().tolist()) != [cell]:
+                return f"cells in the {place}: expected {[cell]}, got {filled}"
+            found = abi.ShapeRecord.from_buffer_copy(cells[cell].numpy().tobytes())
+            if problem := _wrong_field(found, wanted, place):
+                return problem
+        return None
 
     def _expected_comparison(self) -> dict[str, float]:
         rows = self._layout.compared
@@ -139,14 +174,44 @@ class Counters:
         }
 
 
+class _Gate:
+    """What a gate of every second call makes of a call's indptrs: of the first nothing, of the second the same."""
+
+    def __init__(self, metadata: Metadata, device: torch.device):
+        self._metadata = metadata
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self.gated = [
+            replace(
+                metadata,
+                qo_indptr=torch.full_like(metadata.qo_indptr, _UNWRITTEN),
+                kv_indptr=torch.full_like(metadata.kv_indptr, _UNWRITTEN),
+            )
+            for _ in range(2)
+        ]
+
+    def problem(self) -> str | None:
+        for opens, gated in enumerate(self.gated):
+            for name in ("qo_indptr", "kv_indptr"):
+                expected = (getattr(self._metadata, name) * opens).tolist()
+                if (found := getattr(gated, name).tolist()) != expected:
+                    return f"kdtree_gate, call {opens + 1}, {name}: expected {expected}, got {found}"
+        return None
+
+
 def _difference(record: torch.Tensor, mirror: torch.Tensor, expected: Mapping[str, float]) -> str | None:
     """What of `expected` the record or its mirror does not hold."""
     for place, words in (("record", record), ("mirror", mirror)):
-        fields = abi.LayerRecord.from_buffer_copy(words.cpu().numpy().tobytes())
-        for name, value in expected.items():
-            found = getattr(fields, name)
-            if not abs(found - value) <= _RELATIVE * abs(value):
-                return f"{name} in the {place}: expected {value:.12g}, got {found:.12g}"
+        found = abi.LayerRecord.from_buffer_copy(words.cpu().numpy().tobytes())
+        if problem := _wrong_field(found, expected, place):
+            return problem
+    return None
+
+
+def _wrong_field(record: ctypes.Structure, expected: Mapping[str, float], place: str) -> str | None:
+    for name, value in expected.items():
+        found = getattr(record, name)
+        if not abs(found - value) <= _RELATIVE * abs(value):
+            return f"{name} in the {place}: expected {value:.12g}, got {found:.12g}"
     return None
 
 
