@@ -14,6 +14,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
 
 from . import conversation, report, verdict
 from .progress import Progress
@@ -95,7 +96,12 @@ def serve(stack: Stack, mode: str, progress: Progress) -> verdict.Run:
     stack.wait_healthy(progress.tick)
     progress.say(f"{mode}: healthy; {len(conversation.REQUESTS)} requests")
     answers = conversation.hold(stack.url, heard=lambda answer: progress.tick(f"{answer.text}"))
-    run = verdict.Run(answers, report.figures(answers, stack.ranks()))
+    figures = report.figures(answers, stack.ranks())
+    said = None
+    if mode == "validate":
+        progress.say("validate: answered; kdtree report")
+        said = stack.report(figures.kernel_calls)
+    run = verdict.Run(answers, figures, said)
     progress.say(f"{mode}: answered; stopping")
     stack.down()
     return run
@@ -128,6 +134,7 @@ def demonstrate(progress: Progress) -> int:
     seconds = progress.seconds
     report.write(BUILD / "demo.json", runs, seconds, image)
     print(f"\n{report.answers(runs)}\n\n{report.table(runs)}\n")
+    print(f"kdtree report, after validate:\n\n{indent(runs['validate'].report or '', '  ')}")
     wrong = verdict.failures(runs)
     for line in wrong:
         print(f"kdtree: {line}", file=sys.stderr)

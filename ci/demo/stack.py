@@ -18,6 +18,8 @@ SERVICE = "server"
 MODELS_IN_CONTAINER = "/root/.cache/huggingface"  # where compose.yaml mounts KDTREE_MODELS
 HEALTHY_SECONDS = 300
 SETTLED_SECONDS = 30
+KEPT_SECONDS = 60
+REPORT_CODES = (0, 2, 3)  # on is justified, not yet, no
 
 
 class StackError(RuntimeError):
@@ -92,6 +94,21 @@ class Stack:
             time.sleep(0.5)
         raise StackError(f"a rank has not reported for {SETTLED_SECONDS} s")
 
+    def report(self, calls: int) -> str:
+        """What `kdtree report` says once `calls` compared calls are on the disk: some seconds after the last.
+
+        Raises:
+            StackError: They are not after KEPT_SECONDS.
+        """
+        command = ("exec", "--no-TTY", SERVICE, "kdtree", "report")
+        deadline = time.monotonic() + KEPT_SECONDS
+        while time.monotonic() < deadline:
+            layers = json.loads(self._compose(*command, "--json", codes=REPORT_CODES))["layers"]
+            if sum(layer["compare_calls"] for layer in layers) >= calls:
+                return self._compose(*command, codes=REPORT_CODES)
+            time.sleep(1)
+        raise StackError(f"what was measured is not on the disk after {KEPT_SECONDS} s")
+
     def down(self) -> None:
         """Ends the server, if there is one, and removes all that `up` made but the image."""
         # Nothing is under way, and SGLang looks only every five seconds whether it was told to stop.
@@ -116,19 +133,21 @@ class Stack:
         except OSError:
             return False
 
-    def _compose(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    def _compose(
+        self, *arguments: str, environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)
+    ) -> str:
         files = [f"--file={self._root / name}" for name in FILES]
         command = ["docker-compose", f"--project-name={PROJECT}", "--env-file=/dev/null", *files, *arguments]
-        return _output(command, self._environment | (environment or {}))
+        return _output(command, self._environment | (environment or {}), codes)
 
     def _docker(self, *arguments: str) -> str:
         return _output(["docker", *arguments], self._environment)
 
 
-def _output(command: list[str], environment: dict[str, str]) -> str:
+def _output(command: list[str], environment: dict[str, str], codes: tuple[int, ...] = (0,)) -> str:
     # A session of its own: an interrupt from the keyboard must not cut short what cleans up.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, start_new_session=True)
-    if done.returncode != 0:
+    if done.returncode not in codes:
         said = " | ".join(line for line in done.stderr.splitlines() if line.strip())[-600:]
         raise StackError(f"{command[0]} {' '.join(arg for arg in command[1:] if arg[0] != '-')}: {said}")
     return done.stdout

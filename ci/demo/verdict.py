@@ -38,10 +38,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class Run:
-    """One mode's answers and figures."""
+    """One mode's answers and figures, and what `kdtree report` said of validate's."""
 
     answers: Sequence[Answer]
     figures: Figures
+    report: str | None = None
 
 
 class Answered(Protocol):
