@@ -326,6 +326,7 @@ def not_live(folder: Folder) -> str:
         (2, {"state": "failed", "reason": "a launch"}),
         (2, {"mode": "off"}),
         (2, {"schema": 99}),
+        (2, {"state": "loading", "updated_at": time.time() - 3600}),
     ],
 )
 def test_what_a_restart_does_not_mend_lives(tmp_path, ranks, change):
