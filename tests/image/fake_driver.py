@@ -32,6 +32,7 @@ def build_libcuda(folder: Path) -> None:
 def libcuda() -> Path:
     """The folder of the fake libcuda.so.1."""
     folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)  # for a container's user, too
     atexit.register(shutil.rmtree, folder)
     build_libcuda(folder)
     return folder
