@@ -151,7 +151,7 @@ def serve(arguments: list[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM: it ends this process, and the check that it waits for
     os.umask(0o002)  # what one user of the group compiles, the next may use and replace
     config = from_environment(env)
-    say(f"mode {config.mode}")
+    say(f"mode {config.mode}; checking what the server needs of this container")
     check_token(env)
     check(arguments, config, env)
     become([sys.executable, "-m", "kdtree_verify.launch", *with_api_key(arguments, config.state_dir, env)])
