@@ -20,7 +20,10 @@ import pytest
 
 from demo import model as maker
 from demo.verdict import NEAR_TIE, differences
+from kdtree_verify.config import PRODUCT_CAPABILITY, from_environment
 from kdtree_verify.selftest import golden
+from kdtree_verify.verdict import command
+from kdtree_verify.verdict.judge import Status, Verdict
 from proof import dialogue, verdict
 from proof.dialogue import Answer, Request
 from proof.launches import GpuLaunch
@@ -166,6 +169,29 @@ def test_a_server_whose_process_is_killed_ends_and_can_be_started_again(
         server.wait_ready()
         answers = dialogue.hold(server.url, ASKED[:1])
     assert [found for found in differences(off[:1], answers) if found.margin > NEAR_TIE] == []
+
+
+def test_the_report_tells_both_kernels_times_and_judges_the_card(new_launch: Callable[..., GpuLaunch]) -> None:
+    """`kdtree report` of a real server: what no processor can show."""
+    launch = new_launch("validate")
+    with started(launch) as server:
+        server.wait_ready()
+        dialogue.hold(server.url, ASKED)
+        (rank,) = server.settled().values()
+        calls = sum(layer["compare_calls"] for layer in rank["layers"])
+        deadline = time.monotonic() + SOON
+        while (report := command.make(launch.folder / "evidence", from_environment())).evidence.compared < calls:
+            assert time.monotonic() < deadline, "what was measured is not on the disk"
+            time.sleep(1)
+    setup, found = report.evidence.setup, {criterion.name: criterion for criterion in report.criteria}
+    assert (setup.library_kind, setup.device) == ("cuda", rank["device"]["name"])
+    assert found["card"].status == (Status.MET if setup.compute_capability == PRODUCT_CAPABILITY else Status.MISSING)
+    assert found["float64"].status is found["explained"].status is found["bound"].status is Status.MET
+    assert report.verdict is Verdict.NOT_YET, "a minute is thin evidence"
+    assert {each.cell.prefix_from for each in report.times} >= {0, 2048}
+    for each in report.times:
+        assert 0 < each.kernel_us < each.stock_us < 1e6
+        assert each.saved_ms == pytest.approx((each.stock_us - each.kernel_us) * len(rank["layers"]) / 1e3)
 
 
 def give_up(server: Server, request: Request) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import made
+from kdtree_verify import cli
 from kdtree_verify.config import Config, from_environment
 from kdtree_verify.errors import UsageError
 from kdtree_verify.evidence import files, read
@@ -152,3 +153,19 @@ def test_a_folder_without_evidence_is_refused(tmp_path: Path, config: Config, ki
         (folder / "notes.json").write_text("{}")
     with pytest.raises(UsageError, match="no evidence"):
         command.make(folder, config)
+
+
+def test_another_users_server_is_found_where_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service writes to /var/lib/kdtree; who asks may only read there, so that his own folder is another."""
+    service = made.write(tmp_path / "service", made.evidence())
+    monkeypatch.setattr(command, "IMAGE_EVIDENCE_DIR", service)
+    for name, value in {"HOME": str(tmp_path), "KDTREE_EVIDENCE_DIR": "", "XDG_STATE_HOME": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("kdtree_verify.config.IMAGE_EVIDENCE_DIR", tmp_path / "not writable")
+    assert cli.main(["report"]) == 2
+    assert f"in {service}" in capsys.readouterr().out
+    mine = made.write(tmp_path / ".local" / "state" / "kdtree", made.evidence())
+    assert cli.main(["report"]) == 2
+    assert f"in {mine}" in capsys.readouterr().out

@@ -6,7 +6,6 @@ The standard library only, and nothing that imports torch: the container's healt
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import PRODUCT_CAPABILITY, Mode
+from .finite import finite
 from .state import RANK_FILES, SCHEMA, SERVER_FILE, State
 
 STALE_AFTER = 30.0
@@ -141,7 +141,7 @@ class Snapshot:
             | rank.document
             for rank in self.ranks
         ]
-        return _finite(
+        return finite(
             {
                 "directory": str(self.directory),
                 "error": self.error,
@@ -218,14 +218,6 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     # dp0-pp0-tp10 after dp0-pp0-tp9.
     digits = "".join(c if c.isdigit() else f" {c} " for c in path.stem).split()
     return [(int(part), "") if part.isdigit() else (-1, part) for part in digits]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 SERVES = {Mode.OFF: {State.OFF}, Mode.VALIDATE: {State.ARMED, State.SERVING}, Mode.ON: {State.ARMED, State.SERVING}}

@@ -87,6 +87,7 @@ class Follower:
             state.replace(self.path, self._text(ended))
             self._changed = self._complained = False
             if first:
+                logger.info("kdtree: what is measured is kept in %s, for kdtree report", self.path)
                 files.prune(self.path.parent, self.path)
         except OSError as error:
             if not self._complained:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..finite import finite
 from .capture import Capture
 from .judge import Again, Distance, Judgement, Verdict
 from .origin import Origin
@@ -27,7 +28,7 @@ class Where:
 
 def document(where: Where, capture: Capture, origin: Origin, found: Judgement) -> dict[str, Any]:
     """What `--json` prints; figures that are not finite are null."""
-    return _finite(
+    return finite(
         {
             "schema": SCHEMA,
             "file": str(where.file),
@@ -165,12 +166,3 @@ def _library_name(library: dict[str, str]) -> str:
 
 def _pool(capture: Capture) -> str:
     return str(capture.prefix.dtype).removeprefix("torch.")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no inf and no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value

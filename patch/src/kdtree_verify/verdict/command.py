@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import state
-from ..config import Config
+from ..config import IMAGE_EVIDENCE_DIR, Config
 from ..errors import ExitCode, UsageError
 from ..evidence import read
 from . import installed, judge, merge, page, saving, text
@@ -41,7 +41,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def main(parsed: argparse.Namespace, config: Config) -> ExitCode:
     """Raises UsageError where there is nothing to judge, or the page cannot be written."""
-    report = make(parsed.dir or config.evidence_dir, config)
+    report = make(parsed.dir or _default(config), config)
     if parsed.html:
         try:
             state.replace(parsed.html, page.page(report))
@@ -50,6 +50,12 @@ def main(parsed: argparse.Namespace, config: Config) -> ExitCode:
             raise UsageError("the page cannot be written", found, "name a file in a folder of yours") from error
     print(json.dumps(document(report), indent=1) if parsed.json else text.text(report), end="\n" if parsed.json else "")
     return report.verdict.code
+
+
+def _default(config: Config) -> Path:
+    # Where this user's server would write; else where a server of another user does.
+    kept = (config.evidence_dir, IMAGE_EVIDENCE_DIR)
+    return next((directory for directory in kept if directory.is_dir()), config.evidence_dir)
 
 
 def make(directory: Path, config: Config) -> Report:

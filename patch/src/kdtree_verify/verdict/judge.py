@@ -218,9 +218,8 @@ def _float64(merged: Merged) -> Criterion:
     if found is None:
         return Criterion("float64", Status.MISSING, "not measured", wanted)
     near = found.kernel_rel_l2 <= enough.KERNEL_OVER_STOCK * found.stock_rel_l2
-    text = (
-        f"kernel {ranges.difference(found.kernel_rel_l2)}, stock {ranges.difference(found.stock_rel_l2)}, on the self-test's {found.case}"
-    )
+    kernel, stock = ranges.difference(found.kernel_rel_l2), ranges.difference(found.stock_rel_l2)
+    text = f"kernel {kernel}, stock {stock}, on the self-test's {found.case}"
     return Criterion("float64", Status.MET if near else Status.FAILED, text, wanted)
 
 

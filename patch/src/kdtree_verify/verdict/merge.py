@@ -62,7 +62,6 @@ class Merged:
         entries: What is counted, the oldest first.
         ranks: By name.
         cells: Over all ranks, in order of batch and prefix.
-        rank_layers: Layers with records over all ranks together: what a cell's calls are divided by.
         yardstick: The worst that a rank measured; None where none did.
         bound: Of the pool's dtype; None where no call says which that is.
     """
@@ -89,7 +88,13 @@ class Merged:
         return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
     @property
+    def compared(self) -> int:
+        """Calls compared, over all layers, ranks and runs."""
+        return sum(entry.compared for entry in self.entries)
+
+    @property
     def rank_layers(self) -> int:
+        """Layers with records over all ranks together: what a cell's calls are divided by."""
         return sum(len(rank.layers) for rank in self.ranks.values())
 
     def calls_per_layer(self, cell: Cell) -> float:

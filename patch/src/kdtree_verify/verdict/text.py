@@ -83,11 +83,10 @@ def _lines(report: Report) -> list[str]:
 def evidence_line(report: Report) -> str:
     """How much there is, from when, and where."""
     evidence = report.evidence
-    calls = sum(entry.compared for entry in evidence.entries)
     count = len(runs(evidence))
     first, last = evidence.entries[0].started_at, max(entry.updated_at for entry in evidence.entries)
     return (
-        f"{calls:,} calls compared in {count} run{'s' if count != 1 else ''} of {len(evidence.ranks)} "
+        f"{evidence.compared:,} calls compared in {count} run{'s' if count != 1 else ''} of {len(evidence.ranks)} "
         f"rank{'s' if len(evidence.ranks) != 1 else ''}, {when(first)} to {when(last)} UTC, in {report.directory}"
     )
 
