@@ -52,6 +52,15 @@ def test_what_is_written_is_read(kind: str, tmp_path: Path) -> None:
     assert [getattr(read, name) for name in numbers] == [getattr(capture, name) for name in numbers]
     assert path.stat().st_size <= file.size(capture)
     assert [each.name for each in tmp_path.iterdir()] == ["c.safetensors"]
+    # The format is safetensors' own: what that library writes of the same is read the same.
+    header = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    metadata = json.loads(path.read_bytes()[8 : 8 + header])["__metadata__"]
+    save_file({name: tensor.clone() for name, tensor in capture.tensors.items()}, tmp_path / "theirs", metadata)
+    theirs, _ = file.read(tmp_path / "theirs")
+    assert all(
+        torch.equal(theirs.tensors[name].view(torch.uint8), read.tensors[name].view(torch.uint8))
+        for name in read.tensors
+    )
 
 
 def test_answers_that_are_not_finite_are_kept(tmp_path: Path) -> None:
