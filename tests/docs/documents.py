@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -43,9 +44,12 @@ class Block:
 
 def pages() -> list[Path]:
     """Every Markdown file of the repository, generated ones aside."""
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
-    kept = (path for path in found if not any(part in _GENERATED or part.startswith(".") for part in path.parts))
-    return sorted(ROOT / path for path in kept)
+    found = []
+    # What is generated is not gone into: a running engine's containers come and go there.
+    for folder, inner, names in os.walk(ROOT):
+        inner[:] = [name for name in inner if name not in _GENERATED and not name.startswith(".")]
+        found += [Path(folder, name) for name in names if name.endswith(".md") and not name.startswith(".")]
+    return sorted(found)
 
 
 def operating_pages() -> list[Path]:

@@ -158,6 +158,20 @@ def test_a_few_declined_calls_of_the_start_are_no_lack(report: Callable[..., Rep
     assert report(document).verdict is Verdict.JUSTIFIED
 
 
+@pytest.mark.parametrize(("change", "verdict"), [({}, Verdict.JUSTIFIED), ({"nonfinite": 1}, Verdict.NO)])
+def test_a_drafts_layer_may_be_thin_and_must_be_right(
+    report: Callable[..., Report], change: dict[str, int], verdict: Verdict
+) -> None:
+    document = made.evidence()
+    document["rank"]["layers"].append(made.layer(0, "draft", calls=100) | change)
+    assert report(document).verdict is verdict
+
+
+def test_only_a_drafts_layers_are_no_evidence(report: Callable[..., Report]) -> None:
+    document = made.evidence(layers=[made.layer(number, "draft") for number in LAYERS])
+    assert status(report(document), "calls") is Status.MISSING
+
+
 def test_a_bound_of_its_own_for_each_cache(report: Callable[..., Report]) -> None:
     document = made.evidence(pool_dtype="fp8_e4m3", yardstick={"stock_rel_l2": 0.03, "kernel_rel_l2": 2e-3, "case": ""})
     each_layer(document, worst_rel_l2=0.15, rel_l2=0.03)

@@ -94,6 +94,8 @@ class Form:
     def maybe_numbers(self, name: str) -> list[float | None]:
         """A list of numbers and nulls."""
         items = self.sequence(name)
+        if all(item is None or (type(item) is float and 0.0 <= item < 1e300) for item in items):
+            return list(items)  # as it nearly always is, and there are millions
         inner = Form({str(i): value for i, value in enumerate(items)}, self._at(name))
         return [inner.maybe_number(str(i)) for i in range(len(items))]
 

@@ -132,11 +132,13 @@ def _layers(merged: Merged) -> Criterion:
 
 
 def _calls(merged: Merged) -> Criterion:
-    wanted = f"{enough.CALLS_PER_LAYER:,} compared calls in each layer of each rank"
+    wanted = f"{enough.CALLS_PER_LAYER:,} compared calls in each of the target's layers, in each rank"
+    # A draft's layers do not decide the answers: what it proposes is verified.
     counts = [
         (layer.compare_calls, f"{_layer_name(*key)} of {rank.name}")
         for rank in merged.ranks.values()
         for key, layer in rank.layers.items()
+        if layer.model == "target"
     ]
     if not counts:
         return Criterion("calls", Status.MISSING, "none", wanted)

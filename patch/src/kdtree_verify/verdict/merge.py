@@ -238,7 +238,8 @@ def _points(found: Sequence[Point]) -> Point:
     layers: dict[tuple[str, int], float] = {}
     for point in found:
         for key, value in point.layers.items():
-            layers[key] = largest([layers.get(key), value])
+            if not layers.get(key, -1.0) >= value:  # NaN is taken, and stays
+                layers[key] = largest([layers.get(key), value])
     return Point(
         start=min(point.start for point in found),
         end=max(point.end for point in found),
