@@ -66,6 +66,29 @@ def test_systemd_would_not_take_a_misspelt_one(root: Path) -> None:
     assert "Unknown key 'RestartSeconds'" in verify(root).stderr.replace("key name", "key")
 
 
+def test_its_exposure_is_low(root: Path) -> None:
+    """Of 100, where 0 is best; what is left is said in the unit."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    command = [
+        "systemd-analyze",
+        "security",
+        "--offline=yes",
+        "--no-pager",
+        "--threshold=40",
+        f"--root={root}",
+        UNIT.name,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_secrets_are_credentials() -> None:
+    service = UNIT.read_text()
+    assert "\nLoadCredential=api-key:/etc/kdtree/api-key\nEnvironment=KDTREE_API_KEY_FILE=%d/api-key\n" in service
+    assert not {name for name in settings() if "KEY" in name or "TOKEN" in name}
+
+
 def test_refusals_are_not_tried_again() -> None:
     listed = {int(code) for code in Unit()["Service"]["RestartPreventExitStatus"].split()}
     # The smaller ones are what the commands say of a server.
