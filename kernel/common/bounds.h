@@ -16,7 +16,8 @@
 //      counts 1.
 // Windows that overlap are legal reads. Nobody orders what two requests store to a row that both name: each part of it
 // that is stored on its own, like the 128 columns of a warp of the CUDA library, is either one's result.
-// kdtree_compare follows 1 (without max_q_len) and 2, and reads kv_indices only to know a padded request.
+// kdtree_compare follows 1 (without max_q_len) and 2, and reads kv_indices only to know a padded request. What goes to
+// a box follows all of them; there a slot out of range counts in the box's header.
 #ifndef KDTREE_COMMON_BOUNDS_H
 #define KDTREE_COMMON_BOUNDS_H
 

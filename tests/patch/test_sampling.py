@@ -83,6 +83,7 @@ def test_layers_take_turns(arm) -> None:
 
 
 def test_a_kernel_that_goes_wrong_is_told_and_kept(arm, defective_dir, monkeypatch, tmp_path, caplog) -> None:
+    monkeypatch.setattr("kdtree_verify.reporter.LOOK_EVERY", 3600.0)  # nobody else takes it, or tells
     process = arm("on", sample_every=2, library_dir=defective_dir)
     rig = Rig()
     rig.run(rig.step())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdtree_verify import kernel, report
+from kdtree_verify import kernel, report, state
 from kdtree_verify.abi import Status
 from kdtree_verify.eligibility import Reason
 from kdtree_verify.errors import DeviceError, LibraryError
@@ -34,6 +34,7 @@ def test_validate_answers_as_stock_and_reports_the_difference(arm, defective_dir
 
 @pytest.mark.parametrize("pool", [None, torch.float8_e4m3fn], ids=str)
 def test_validate_keeps_the_call_for_whoever_looks_into_it(arm, defective_dir, pool, monkeypatch) -> None:
+    monkeypatch.setattr("kdtree_verify.reporter.LOOK_EVERY", 3600.0)  # nobody else takes it
     process = arm("validate", library_dir=defective_dir)
     rig = Rig(prefixes=(33, 70), graph_batch=4, fp8_pool=pool)
     rig.run(rig.step())
@@ -41,6 +42,9 @@ def test_validate_keeps_the_call_for_whoever_looks_into_it(arm, defective_dir, p
     monkeypatch.setenv("KDTREE_DEFECT", "head-stride")
     step = rig.step()
     stock = rig.run(step).view(2, rig.draft_tokens, rig.heads, 512)
+    rig.run(rig.step())  # finds the box full
+    document = report.document(process.rank, state.this_rank(), {})
+    assert document["box"] == {"too_large": 0, "found_full": 1}
     found = process.rank.box.take()
     assert (found.model, found.layer, found.batch) == (Model.TARGET, 0, 4)
     assert found.request in (0, 1)  # the others are padding

@@ -42,6 +42,8 @@ def document(rank: Rank, identity: state.Identity, device: dict[str, Any]) -> di
         "shapes": [asdict(figures) for figures in rank.records.shapes()],
         "yardstick": None if rank.armed.yardstick is None else asdict(rank.armed.yardstick),
         "sampled": _sampled(rank, layers),
+        # Calls out of bound of which nothing is kept, for these reasons.
+        "box": None if rank.box is None else {"too_large": rank.box.too_large, "found_full": rank.box.found_full},
     }
 
 
