@@ -35,7 +35,7 @@ SHELL = [block for block in BLOCKS if block.kind == "sh"]
 # Programs of the host that the pages use, beside docker, kdtree and python3. Their arguments are not looked at.
 HOST = {"nvidia-smi", "curl", "cp", "sed", "git", "grep", "umask", "openssl", "pip"}
 # What programs print or others take, by the names of blocks: held to what they do by tests of their own.
-PRINTED = {"replay", "probes", "report"}
+PRINTED = {"probes", "replay", "report", "start"}
 PROFILES = {
     name: service.get("profiles", [])
     for name, service in yaml.safe_load((documents.ROOT / "compose.yaml").read_text())["services"].items()
