@@ -77,6 +77,8 @@ def test_secrets_are_found_wherever_they_are_given(tmp_path: Path) -> None:
     expected = {"from the file", "underscored", "shortened", "equals", "nested", "deep", "w1", "w2"}
     assert find(given, env) == expected | {"from the environment", "from a token's file"}
     assert find([f"--config={config}"], {}) == {"from the file", "underscored"}
+    config.write_text('api-key: ["the only item"]\ntp-size: 1\n')  # as SGLang's own reader takes it: --api-key ITEM
+    assert find(["--config", str(config)], {}) == {"the only item"}
 
 
 @pytest.mark.parametrize("given", [["--config"], ["--config", "/no/such"], ["--api-key"], ["--x", "{"], [""]])
@@ -124,6 +126,7 @@ def test_a_known_value_is_hidden_however_it_is_spelled(secret: str, write) -> No
         "--admin-api-k=s3same",
         '"GET /health?api_key=s3same&x=1 HTTP/1.1" 200',
         "ssl_keyfile_password='s3same'",
+        "an-other.some_api_key='s3same'",
         "Authorization: Bearer s3sames3samesames3same",
         "token hf_s3sames3sames3sames3same",
     ],
@@ -166,9 +169,10 @@ def test_one_secret_inside_another() -> None:
     ["a-" * 50_000 + "key", "--a" * 30_000 + "key", "api_key='" * 10_000, "api_key" + "\\" * 90_000 + "'", "x" * 10**6],
 )
 def test_no_text_makes_it_slow(text: str) -> None:
-    began = time.monotonic()
+    # Any client sends 64 KiB of path, which the access log has: the server answers nobody else meanwhile.
+    began = time.process_time()
     Redactor({KEY})(text)
-    assert time.monotonic() - began < 10.0  # 1 s on a busy machine; a search that grows with the square takes minutes
+    assert time.process_time() - began < 0.3  # 0.05 on an idle core
 
 
 def test_a_line_costs_little() -> None:

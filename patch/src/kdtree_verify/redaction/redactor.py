@@ -12,15 +12,15 @@ HIDDEN = "***"
 SHORTEST = 8
 """Characters. A shorter value is hidden beside its name only: everywhere, it would take words of the log with it."""
 
-# Bounded, so that no text can make the search long.
+# Bounded, and begun once in a word, so that no text makes the search long: a client's path may be one of dashes.
 _NAME = (
-    r"(?:[\w-]{0,40}(?:api|access|admin|secret|private|watermark|signing)[_-]key(?:_b)?"
-    r"|[\w-]{0,40}(?:password|passwd|passphrase|secret)"
-    r"|(?:[\w-]{0,40}[_-])?(?:hf|hub|auth|access|refresh|bearer|session|api)[_-]token)"
+    r"(?:[\w-]{0,80}(?:api|access|admin|secret|private|watermark|signing)[_-]key(?:_b)?"
+    r"|[\w-]{0,80}(?:password|passwd|passphrase|secret)"
+    r"|(?:[\w-]{0,80}[_-])?(?:hf|hub|auth|access|refresh|bearer|session|api)[_-]token)"
 )
 _FORMS = (
     # api_key='...', 'api_key': '...', "api_key": "..." and the same inside a quoted string.
-    re.compile(rf"(?P<before>\b{_NAME}\\*[\"']?\s*[=:]\s*(?P<quote>\\*[\"']))(?:(?!(?P=quote)).)+", re.I),
+    re.compile(rf"(?P<before>(?<![\w-]){_NAME}\\*[\"']?\s*[=:]\s*(?P<quote>\\*[\"']))(?:(?!(?P=quote)).)+", re.I),
     # --api-key=..., as a command line is written. argparse takes a beginning for the name.
     re.compile(
         rf"(?P<before>(?<![\w-])--(?:{_NAME}|api(?:-ke?)?|ad[\w-]*|ssl-keyfile-[\w-]*)=[\"']?)[^\s\"',)\]}}]+", re.I

@@ -90,7 +90,8 @@ def _of_entries(entries: Iterable[tuple[str, Any]]) -> Iterator[str]:
     for name, value in entries:
         nested = _nested(value)
         if nested is not None:
-            yield from _walk(nested, secret=_WATERMARK in name)
+            # A list in a --config file is an option with its items for values.
+            yield from _walk(nested, secret=_WATERMARK in name or is_secret_option(name))
         elif is_secret_option(name) and value is not None:
             yield str(value)
 
