@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import ssl
 import subprocess
@@ -173,6 +174,20 @@ def test_a_server_file_that_is_none(tmp_path, content):
         {"layers": {"a": 1}},
         {"library": "x"},
         {"mode": []},
+        {"reason": 5},
+        *(
+            {name: value}
+            for name in ("started_at", "state_since", "updated_at")
+            for value in (math.nan, -1e30, 10**400)
+        ),
+        {"phase_since": math.inf},
+        {"counters": {"kernel_calls": "x"}},
+        {"counters": {"declined": [1]}},
+        {"counters": {"declined": {"a": None}}},
+        {"layers": [{"worst_rel_l2": "x", "compare_calls": 1}]},
+        {"layers": [{"exceeded_calls": "x"}]},
+        {"library": {"sha256": [1]}},
+        {"library": {"path": "p", "sha256": "s", "archs": 5}},
     ],
 )
 def test_a_rank_file_that_is_none(tmp_path, changes):
@@ -180,6 +195,47 @@ def test_a_rank_file_that_is_none(tmp_path, changes):
     folder.rank(1, **changes)
     assert "rank-dp0-pp0-tp1.json: not of this version" in folder.problem()
     assert "unreadable" in status_table.table(status.read(tmp_path))
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _deep(path: Path) -> None:
+    path.write_text("[" * 200_000)
+
+
+def _huge(path: Path) -> None:
+    with path.open("w") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("make", [_pipe, _deep, _huge, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("name", ["server.json", "rank-dp0-pp0-tp0.json"])
+def test_what_lies_in_a_files_place_holds_nobody_up(tmp_path, make, name):
+    folder = Folder(tmp_path)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    assert name in folder.problem()
+    assert name in status_table.table(status.read(tmp_path))
+
+
+@pytest.mark.parametrize("endpoint", [("a b\r\nx: y", 1), ("127.0.0.1", 99_999_999), ("127.0.0.1", -1)])
+def test_an_endpoint_that_cannot_be(tmp_path, endpoint):
+    folder = Folder(tmp_path)
+    folder.edit_server(endpoint={"host": endpoint[0], "port": endpoint[1], "tls": False})
+    with pytest.raises(health.Unhealthy, match="does not answer"):
+        folder.check(url="auto")
+
+
+def test_what_could_steer_a_terminal_is_not_shown(tmp_path):
+    folder = Folder(tmp_path)
+    folder.rank(1, State.NOT_SERVING, "\x1b[2Jgone\nkdtree: all is well")
+    with pytest.raises(health.Unhealthy, match=r"\?\[2Jgone kdtree"):
+        folder.check()
+    assert "\x1b" not in status_table.table(status.read(tmp_path))
+    folder.edit_server(mode="\x1b[2J")
+    assert "\x1b" not in status_table.table(status.read(tmp_path))
 
 
 def test_a_pid_that_can_be_none(tmp_path):

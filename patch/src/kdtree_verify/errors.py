@@ -41,6 +41,11 @@ class ExitCode(IntEnum):
     """SGLang is not what the patch was written for, the plugin cannot load, or the backend is not Triton."""
 
 
+def printable(text: str) -> str:
+    """The text in one line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
 class KdtreeError(Exception):
     """A refusal with its exit code.
 
@@ -54,7 +59,7 @@ class KdtreeError(Exception):
 
     def __init__(self, what: str, found: str, fix: str):
         self.what, self.found, self.fix = what, found, fix
-        super().__init__(f"kdtree: {what}: {found}. Fix: {fix}")
+        super().__init__(printable(f"kdtree: {what}: {found}. Fix: {fix}"))
 
 
 class UsageError(KdtreeError):

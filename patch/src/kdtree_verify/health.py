@@ -19,7 +19,10 @@ Neither asks the GPU for anything. SGLang's /health has the model generate a tok
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -195,16 +198,15 @@ def _answer(endpoint: _Endpoint, timeout: float) -> int | str:
     import http.client  # a third of this command's time, and not always needed
     import ssl
 
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout)
+    make: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
     if endpoint.tls:
         # The server's own certificate, by its address: asked is whether it answers, not who it is.
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout, context=context)
+        make = partial(http.client.HTTPSConnection, context=context)
     try:
-        connection.request("GET", endpoint.path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
+        with closing(make(endpoint.host, endpoint.port, timeout=timeout)) as connection:
+            connection.request("GET", endpoint.path)
+            return connection.getresponse().status
+    except (OSError, OverflowError, http.client.HTTPException) as error:  # a port may be none
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
-    finally:
-        connection.close()

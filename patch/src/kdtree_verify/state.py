@@ -15,12 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from . import redaction
+from . import jsonfile, redaction
 from .config import Mode
 from .errors import ExitCode, UsageError
 from .versions import versions
 
 SCHEMA = 1
+MOST_BYTES = 16 << 20
+"""Of a file that is read."""
 SERVER_FILE = "server.json"
 RANK_FILES = "rank-*.json"
 
@@ -203,7 +205,7 @@ def first_failure(directory: Path) -> tuple[str, int] | None:
     failed = []
     for path in directory.glob(RANK_FILES):
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = jsonfile.read(path, MOST_BYTES)
         except (OSError, ValueError):
             continue
         if document.get("exit_code"):

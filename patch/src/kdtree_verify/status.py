@@ -5,16 +5,17 @@ The standard library only, and nothing that imports torch: the container's healt
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import jsonfile
 from .config import PRODUCT_CAPABILITY, Mode
 from .finite import finite
-from .state import RANK_FILES, SCHEMA, SERVER_FILE, State
+from .state import MOST_BYTES, RANK_FILES, SCHEMA, SERVER_FILE, State
 
 STALE_AFTER = 30.0
 """Seconds without a sign of life, three of the reporter's heartbeats. A rank with mode off writes only once."""
@@ -43,7 +44,20 @@ _RANK_FORM: _Form = {
     "library": (dict, _MAYBE),
     "device": (dict, _MAYBE),
     "versions": (dict, _MAYBE),
+    "reason": (str, _MAYBE),
 }
+_LIBRARY_FORM: _Form = {"path": (str,), "sha256": (str,), "archs": (list, _MAYBE)}
+_COUNTS_FORM: _Form = {
+    **dict.fromkeys(("verify_calls", "kernel_calls", "out_of_range"), (int, _MAYBE)),
+    "declined": (dict, _MAYBE),
+}
+_LAYER_FORM: _Form = {
+    **dict.fromkeys(("compare_calls", "exceeded_calls", "nonfinite"), (int, _MAYBE)),
+    **dict.fromkeys(("worst_rel_l2", "rel_l2", "max_abs"), (int, float, _MAYBE)),
+}
+_ENDPOINT_FORM: _Form = {"host": (str,), "port": (int,), "tls": (bool,)}
+_TIMES = ("started_at", "state_since", "phase_since", "updated_at")
+_LATEST = 1e11  # a time in milliseconds is none, and the calendar's functions end before it
 
 
 @dataclass(frozen=True)
@@ -179,23 +193,41 @@ def read(directory: Path) -> Snapshot:
 
 def _load(path: Path, form: _Form) -> tuple[dict[str, Any] | None, str | None]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = jsonfile.read(path, MOST_BYTES)
     except FileNotFoundError:
         return None, None
     except OSError as error:
         return None, f"{path}: {error.strerror}"
-    except ValueError:
-        return None, f"{path}: not JSON"
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA or not _fits(document, form):
+    except ValueError as error:
+        return None, f"{path}: {error}"
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA or not _is_ours(document, form):
         return None, f"{path}: not of this version (schema {SCHEMA})"
     return document, None
 
 
-def _fits(document: dict[str, Any], form: _Form) -> bool:
-    layers = document.get("layers") or []
-    return all(isinstance(document.get(name), types) for name, types in form.items()) and all(
-        isinstance(layer, dict) for layer in layers
+def _is_ours(document: dict[str, Any], form: _Form) -> bool:
+    """Whether all that is read of the file later is as it must be."""
+    if not _fits(document, form) or not all(_is_time(document.get(name)) for name in _TIMES):
+        return False
+    counters = document.get("counters") or {}
+    declined = counters.get("declined") or {}
+    library, endpoint = document.get("library"), document.get("endpoint")
+    return (
+        (endpoint is None or _fits(endpoint, _ENDPOINT_FORM))
+        and _fits(counters, _COUNTS_FORM)
+        and all(isinstance(count, int) for count in declined.values())
+        and (library is None or _fits(library, _LIBRARY_FORM))
+        and all(isinstance(arch, str) for arch in (library or {}).get("archs") or [])
+        and all(isinstance(layer, dict) and _fits(layer, _LAYER_FORM) for layer in document.get("layers") or [])
     )
+
+
+def _fits(document: dict[str, Any], form: _Form) -> bool:
+    return all(isinstance(document.get(name), types) for name, types in form.items())
+
+
+def _is_time(value: Any) -> bool:
+    return value is None or (0 <= value < _LATEST and math.isfinite(value))
 
 
 def _alive(pid: object) -> bool:

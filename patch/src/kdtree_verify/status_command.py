@@ -11,7 +11,7 @@ from typing import Any
 
 from . import health, status, status_table
 from .config import Config
-from .errors import ExitCode
+from .errors import ExitCode, printable
 from .replay import folder
 
 _HEALTH = """\
@@ -130,5 +130,6 @@ def _document(snapshot: status.Snapshot, config: Config) -> dict[str, Any]:
 
 def _health(arguments: argparse.Namespace, config: Config) -> ExitCode:
     snapshot = status.read(config.state_dir)
-    print(health.check_live(snapshot) if arguments.live else health.check(snapshot, arguments.url, arguments.timeout))
+    line = health.check_live(snapshot) if arguments.live else health.check(snapshot, arguments.url, arguments.timeout)
+    print(printable(line))
     return ExitCode.OK

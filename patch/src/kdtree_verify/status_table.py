@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from .errors import printable
 from .status import Rank, Snapshot
 
 _WORST_LAYERS = 3
@@ -28,7 +29,8 @@ def table(snapshot: Snapshot) -> str:
     if worst and any(layer.get("compare_calls") for _, _, layer in worst):
         lines += ["", *_columns([_LAYER_HEAD, *(_layer_row(name, layer) for _, name, layer in worst)])]
     lines += ["", *_library_lines(snapshot), *(f"warning: {warning}" for warning in snapshot.warnings())]
-    return "\n".join(lines).rstrip()
+    # A reason, or a file that is not ours, may hold anything: what could steer a terminal is not shown.
+    return "\n".join(map(printable, lines)).rstrip()
 
 
 def _server_line(snapshot: Snapshot) -> str:

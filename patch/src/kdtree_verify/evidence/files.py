@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from .. import jsonfile
 
 SCHEMA = 1
 KIND = "kdtree evidence"
@@ -68,7 +68,6 @@ def _sizes(directory: Path) -> Iterator[tuple[Path, int]]:
 
 def _says_something(path: Path) -> bool:
     try:
-        document: Any = json.loads(path.read_bytes()) if path.is_file() else None
-        return bool(document["points"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return bool(jsonfile.read(path, 4 * FILE_BYTES)["points"])
+    except (OSError, ValueError, TypeError, KeyError):
         return False

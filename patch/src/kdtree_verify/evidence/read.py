@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .. import jsonfile
 from . import files
 from .form import Form
 from .setup import Setup
@@ -149,25 +147,13 @@ def folder(directory: Path) -> tuple[list[Entry], list[Unreadable]]:
             entries[entry.id] = entry
         except OSError as error:
             unreadable.append(Unreadable(path.name, error.strerror or "cannot be read"))
-        except (ValueError, RecursionError) as error:
-            unreadable.append(Unreadable(path.name, "not JSON" if _no_json(error) else str(error)))
+        except ValueError as error:
+            unreadable.append(Unreadable(path.name, str(error)))
     return sorted(entries.values(), key=lambda entry: entry.started_at), unreadable
 
 
-def _no_json(error: Exception) -> bool:
-    return isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError)
-
-
 def _entry(path: Path) -> Entry:
-    # Whoever can write to the folder may have put anything there: a link, a pipe that never ends.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("not a file")
-        if found.st_size > _MOST_BYTES:
-            raise ValueError(f"larger than any of ours: {found.st_size} bytes")
-        document = Form(json.loads(file.read(_MOST_BYTES)))
+    document = Form(jsonfile.read(path, _MOST_BYTES))
     if document.maybe_text("kind") != files.KIND or document.count("schema") != files.SCHEMA:
         raise ValueError(f"not evidence of this version (schema {files.SCHEMA})")
     return _parse(path.name, document)

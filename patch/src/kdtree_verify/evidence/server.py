@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -11,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..state import SERVER_FILE
+from .. import jsonfile
+from ..state import MOST_BYTES, SERVER_FILE
 
 _MODEL_OPTIONS = ("--model-path", "--model")
 _MOST_ANCESTORS = 16
@@ -53,7 +53,7 @@ def of_this_process(state_dir: Path) -> Server:
 def _launcher(state_dir: Path, parents: Sequence[int]) -> dict[str, Any] | None:
     # A file of an earlier server may lie there still, if this one has no launcher.
     try:
-        document = json.loads((state_dir / SERVER_FILE).read_text(encoding="utf-8"))
+        document = jsonfile.read(state_dir / SERVER_FILE, MOST_BYTES)
         known = document["pid"] in parents and document["started_at"] >= 0
     except (OSError, ValueError, KeyError, TypeError):
         return None

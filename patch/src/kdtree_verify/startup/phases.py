@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -12,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .. import state
+from .. import jsonfile, state
 from ..config import Mode
 from ..state import State, Verdict
 
@@ -67,7 +66,7 @@ class Phases:
         if self._path is not None and self._path != path:
             # SGLang called this rank otherwise when it began; where that is another rank's name, that one has the file.
             with suppress(OSError, ValueError):
-                if json.loads(self._path.read_text(encoding="utf-8")).get("pid") == os.getpid():
+                if jsonfile.read(self._path, state.MOST_BYTES).get("pid") == os.getpid():
                     self._path.unlink()
 
     def fields(self) -> dict[str, Any]:
