@@ -196,6 +196,14 @@ def test_time_without_calls_is_no_time(rank: Serving) -> None:
     assert found.active_seconds == pytest.approx(10.0)
 
 
+def test_a_clock_that_is_set_is_no_time(rank: Serving) -> None:
+    found = History(0.0)
+    for now in (5.0, 90_000.0, 5.0, 10.0):
+        rank.serve()
+        assert found.look(rank(), now)
+    assert found.active_seconds <= 5.0 + history.LONGEST_LOOK + 0.0 + 5.0
+
+
 def test_nan_is_not_lost_in_a_merge() -> None:
     assert str(history.largest([1.0, float("nan"), 2.0, None])) == "nan"
     assert history.largest([None, None]) is None
@@ -354,6 +362,8 @@ def test_another_servers_file_is_not_taken_for_ones_own(tmp_path: Path, text: st
         (["--tp-size", "2", "--model-path=b/c=d"], "b/c=d"),
         (["--model", "e"], "e"),
         (["--model-path"], None),
+        (["--model-path", "a", "--model-path", "b"], "b"),
+        (["--model-pa", "a", "--model-loader-extra-config", "{}"], "a"),
     ],
 )
 def test_a_model_is_found_in_the_arguments(tmp_path: Path, arguments: list[str], model: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ MISSING: dict[str, tuple[str, Change]] = {
     "no capability": ("card", lambda d: d["setup"].update(compute_capability=None)),
     "host library": ("card", lambda d: d["setup"].update(library_kind="host")),
     "another KDTree": ("installation", lambda d: d["setup"].update(kdtree_verify="0.0.9")),
+    **{
+        f"{name} unknown": ("installation", lambda d, name=name: d["setup"].update({name: None}))
+        for name in ("model", "library", "sources", "torch", "heads", "draft_tokens", "dp_size")
+    },
     "another SGLang": ("installation", lambda d: d["setup"].update(sglang="0.5.20")),
     "a rank is missing": ("ranks", lambda d: d["server"].update(expected_ranks=2)),
     "no rank expected": ("ranks", lambda d: d["server"].update(expected_ranks=0)),
@@ -79,6 +84,10 @@ MISSING: dict[str, tuple[str, Change]] = {
     "without the launcher, TP 2": (
         "ranks",
         lambda d: (d["server"].update(expected_ranks=None), d["setup"].update(tp_size=2)),
+    ),
+    "without the launcher, DP 2": (
+        "ranks",
+        lambda d: (d["server"].update(expected_ranks=None), d["setup"].update(dp_size=2)),
     ),
     "idle": ("state", lambda d: d["rank"].update(state="armed, not serving", reason="a captured graph runs stock")),
     "an unknown state": ("state", lambda d: d["rank"].update(state="dreaming")),
@@ -275,12 +284,43 @@ def test_every_rank_is_asked(report: Callable[..., Report]) -> None:
         ("time", {"active_seconds": 10.0}),
         ("declined", {"rank__counters__declined": {"batch": 500}}),
         ("state", {"rank__state": "armed, not serving"}),
+        ("float64", {"rank__yardstick": None}),
     ],
 )
 def test_one_rank_that_lacks_something_is_enough(report: Callable[..., Report], name: str, changes: Any) -> None:
     found = report(*two_ranks(**changes))
     assert status(found, name) is Status.MISSING
     assert found.verdict is Verdict.NOT_YET
+
+
+@pytest.mark.parametrize("run", ["box-7-1796000000", "earlier"])
+def test_a_layer_that_is_off_in_one_rank_or_run_is_not_averaged_away(report: Callable[..., Report], run: str) -> None:
+    off = two_ranks(rank__layers__2__rel_l2=0.0185, rank__layers__2__worst_rel_l2=0.0195, server__run=run)
+    right = [made.evidence(tp, start=made.START + 9000 * tp, run=f"later {tp}") for tp in range(2)]
+    for document in right:
+        document["server"]["expected_ranks"] = document["setup"]["tp_size"] = 2
+    found = report(*off, *right)
+    assert status(found, "explained") is Status.FAILED
+    assert found.verdict is Verdict.NO
+    (criterion,) = [c for c in found.criteria if c.name == "explained"]
+    assert "layer 2 of dp0-pp0-tp1 in run-" in criterion.found
+
+
+def test_one_rank_in_each_of_two_runs_is_not_two_ranks(report: Callable[..., Report]) -> None:
+    """Where SGLang has not named them, ranks are called by their pids."""
+    first, second = two_ranks(server__run="another")
+    first["rank"]["rank"]["name"], second["rank"]["rank"]["name"] = "pid100", "pid200"
+    found = report(first, second)
+    assert status(found, "ranks") is Status.MISSING
+    assert found.verdict is Verdict.NOT_YET
+
+
+def test_what_a_wrong_clock_dates_into_the_future_is_not_the_newest_for_ever(report: Callable[..., Report]) -> None:
+    ahead = made.changed(made.evidence(start=time.time() + 1e7, run="ahead"), setup__model="another")
+    found = report(ahead, made.evidence(start=time.time() - 9000))
+    assert found.evidence.setup.model == "zai-org/GLM-4.7-Flash"
+    same = made.changed(made.evidence(start=time.time() + 1e7, run="same"), rank__layers__0__nonfinite=1)
+    assert report(same).verdict is Verdict.NO
 
 
 def test_pipeline_stages_have_layers_of_their_own(report: Callable[..., Report]) -> None:

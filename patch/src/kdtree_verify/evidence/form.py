@@ -46,6 +46,13 @@ class Form:
             raise self._wrong(name, "no number")
         return value
 
+    def time(self, name: str) -> float:
+        """Seconds since the epoch, before the year 5138: the calendar's functions take it."""
+        value = self.finite(name)
+        if not value < 1e11:
+            raise self._wrong(name, "no time")
+        return value
+
     def flag(self, name: str) -> bool:
         value = self._value.get(name)
         if not isinstance(value, bool):
@@ -53,9 +60,9 @@ class Form:
         return value
 
     def text(self, name: str) -> str:
-        """At most 4,096 characters."""
+        """At most 4,096 characters, none of them half of one, which could not be written again."""
         value = self._value.get(name)
-        if not isinstance(value, str) or len(value) > _MOST_TEXT:
+        if not isinstance(value, str) or len(value) > _MOST_TEXT or any("\ud800" <= c <= "\udfff" for c in value):
             raise self._wrong(name, "no text")
         return value
 

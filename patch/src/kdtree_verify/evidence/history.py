@@ -12,6 +12,9 @@ MOST_POINTS = 128
 FIRST_INTERVAL = 60.0
 """Seconds that a point spans at least, to begin with; twice as many each time that points are merged."""
 
+LONGEST_LOOK = 60.0
+"""Seconds between two looks, at most, that count as active: beyond it the clock was set, and nobody served."""
+
 _Key = tuple[str, int]
 
 
@@ -116,7 +119,7 @@ class History:
         calls = sum(found.calls.values()) - sum(before.calls.values())
         if calls <= 0:
             return False
-        self.active_seconds += max(0.0, now - since)
+        self.active_seconds += min(max(0.0, now - since), LONGEST_LOOK)
         self.layers += [key for key in found.calls if key not in self.layers]
         last = {_key(layer): layer["last_rel_l2"] for layer in document["layers"]}
         worst: list[float | None] = []

@@ -172,8 +172,8 @@ def _parse(name: str, document: Form) -> Entry:
         host=server.text("host"),
         expected_ranks=server.maybe_count("expected_ranks"),
         setup=_setup(document.form("setup")),
-        started_at=document.finite("started_at"),
-        updated_at=document.finite("updated_at"),
+        started_at=document.time("started_at"),
+        updated_at=document.time("updated_at"),
         ended=document.flag("ended"),
         active_seconds=document.finite("active_seconds"),
         rank=identity.text("name"),
@@ -246,8 +246,8 @@ def _layer_key(item: Any) -> tuple[str, int]:
 def _point(form: Form, keys: list[tuple[str, int]]) -> Point:
     values = form.maybe_numbers("layers")
     return Point(
-        start=form.finite("start"),
-        end=form.finite("end"),
+        start=form.time("start"),
+        end=form.time("end"),
         calls=form.count("calls"),
         exceeded=form.count("exceeded"),
         worst=form.number("worst"),

@@ -7,13 +7,13 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from .. import jsonfile
 from ..state import MOST_BYTES, SERVER_FILE
 
-_MODEL_OPTIONS = ("--model-path", "--model")
 _MOST_ANCESTORS = 16
 _SGLANGS = "sglang.srt.runtime_context"  # asked only where it is loaded: importing it takes seconds
 
@@ -81,11 +81,12 @@ def _boot() -> str:
 
 
 def _model(arguments: Sequence[str]) -> str | None:
-    for index, argument in enumerate(arguments):
+    found = None
+    for argument, following in zip_longest(arguments, arguments[1:]):
         name, equals, value = argument.partition("=")
-        if name in _MODEL_OPTIONS:
-            return value if equals else next(iter(arguments[index + 1 : index + 2]), None)
-    return _sglangs_model()
+        if name == "--model" or (name.startswith("--model-p") and "--model-path".startswith(name)):
+            found = value if equals else following  # as argparse has it: the last one counts
+    return found or _sglangs_model()
 
 
 def _sglangs_model() -> str | None:

@@ -69,9 +69,10 @@ def make(directory: Path, config: Config) -> Report:
         entries, unreadable = read.folder(directory)
     except OSError as error:
         raise UsageError("no evidence", f"{directory}: {error.strerror}", fix) from error
-    evidence = merge.merge(entries, unreadable)
+    now = time.time()
+    evidence = merge.merge(entries, unreadable, now)
     if evidence is None:
         found = f"; {unreadable[-1].name}: {unreadable[-1].why}" if unreadable else ""
         raise UsageError("no evidence", f"{directory} holds {len(unreadable) or 'no'} file(s){found}", fix)
     criteria = judge.judge(evidence, installed.differences(evidence.setup, config))
-    return Report(str(directory), time.time(), judge.verdict(criteria), criteria, evidence, saving.times(evidence))
+    return Report(str(directory), now, judge.verdict(criteria), criteria, evidence, saving.times(evidence))

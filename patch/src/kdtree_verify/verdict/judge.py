@@ -15,7 +15,13 @@ from ..evidence.setup import Setup
 from ..state import State
 from . import ranges
 from . import thresholds as enough
-from .merge import Merged
+from .merge import LABELS, Merged
+
+_KNOWN = (
+    *("model", "kdtree_verify", "sglang", "torch", "library", "sources", "device"),
+    *("tp_size", "pp_size", "dp_size", "heads", "draft_tokens"),
+)
+"""Of a setup; what else may be unknown has a criterion of its own."""
 
 
 class Verdict(StrEnum):
@@ -64,7 +70,7 @@ def judge(merged: Merged, installed: Sequence[str]) -> list[Criterion]:
     """
     return [
         _card(merged.setup),
-        _installation(installed),
+        _installation(merged.setup, installed),
         _ranks(merged),
         _state(merged),
         _layers(merged),
@@ -96,13 +102,16 @@ def _card(setup: Setup) -> Criterion:
     return Criterion("card", _when(right), found, wanted)
 
 
-def _installation(differences: Sequence[str]) -> Criterion:
-    found = "; ".join(differences) or "nothing that is installed here is another"
-    return Criterion("installation", _when(not differences), found, "what was measured is what is installed")
+def _installation(setup: Setup, differences: Sequence[str]) -> Criterion:
+    # What is not known may have been another in each run.
+    unknown = [f"{LABELS[name]} is not known" for name in _KNOWN if getattr(setup, name) is None]
+    found = "; ".join([*differences, *unknown])
+    wanted = "what was measured is known, and is what is installed"
+    return Criterion("installation", _when(not found), found or "nothing that is installed here is another", wanted)
 
 
 def _ranks(merged: Merged) -> Criterion:
-    expected, found = merged.expected_ranks, len(merged.ranks)
+    expected, found = merged.expected_ranks, merged.measured_ranks
     text = f"{found} of {'an unknown number of' if expected is None else expected} ranks measured"
     return Criterion("ranks", _when(expected is not None and found >= expected > 0), text, "every rank of the server")
 
@@ -219,19 +228,30 @@ def _float64(merged: Merged) -> Criterion:
     found = merged.yardstick
     if found is None:
         return Criterion("float64", Status.MISSING, "not measured", wanted)
+    missing = merged.ranks_without_yardstick
     near = found.kernel_rel_l2 <= enough.KERNEL_OVER_STOCK * found.stock_rel_l2
     kernel, stock = ranges.difference(found.kernel_rel_l2), ranges.difference(found.stock_rel_l2)
     text = f"kernel {kernel}, stock {stock}, on the self-test's {found.case}"
+    if near and missing:
+        return Criterion("float64", Status.MISSING, f"{text}; not measured in {missing[0]}", wanted)
     return Criterion("float64", Status.MET if near else Status.FAILED, text, wanted)
 
 
 def _explained(merged: Merged) -> Criterion:
     limit = explained_limit(merged)
-    layers = [layer for layer in merged.layers() if layer.compare_calls]
+    layers = [(layer, "") for layer in merged.layers() if layer.compare_calls]
+    # Over all ranks and runs a card of which one layer is off would be an average of many that are not.
+    layers += [
+        (layer, f" of {entry.rank} in {entry.name}")
+        for entry in merged.entries
+        for layer in entry.layers
+        if layer.compare_calls >= enough.CALLS_PER_CELL and len(merged.entries) > 1
+    ]
     if limit is None or not layers:
         return Criterion("explained", Status.MISSING, "not measured", "a difference that rounding explains")
-    worst = max(layers, key=lambda layer: nan_last(layer.rel_l2))
-    found = f"{ranges.difference(worst.rel_l2)} in {_layer_name(*worst.key)}, the layer that is furthest from stock"
+    worst, where = max(layers, key=lambda found: nan_last(found[0].rel_l2))
+    layer = f"{_layer_name(*worst.key)}{where}"
+    found = f"{ranges.difference(worst.rel_l2)} in {layer}, the layer that is furthest from stock"
     wanted = f"at most {ranges.difference(limit)}, {enough.EXPLAINED_FACTOR:g} times both errors against float64"
     return Criterion("explained", Status.MET if worst.rel_l2 <= limit else Status.FAILED, found, wanted)
 

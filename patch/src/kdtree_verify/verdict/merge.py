@@ -11,6 +11,7 @@ from ..evidence.read import Cell, Entry, Layer, Point, Unreadable, Yardstick
 from ..evidence.setup import Setup
 
 _MOST_POINTS = 160
+_CLOCKS_DIFFER = 300.0  # seconds, between hosts that share a folder
 LABELS = {
     "model": "model",
     "kdtree_verify": "KDTree",
@@ -80,12 +81,30 @@ class Merged:
 
     @property
     def expected_ranks(self) -> int | None:
-        """How many the server has on one host: its launcher's word, else what TP and PP come to; None: unknown."""
+        """How many the server has on one host: its launcher's word, else what TP and PP come to; None: unknown.
+
+        With DP only the launcher knows whether each replica is a group of ranks of its own.
+        """
         told = [entry.expected_ranks for entry in self.entries if entry.expected_ranks is not None]
         if told:
             return max(told)
         sizes = self.setup.tp_size, self.setup.pp_size
-        return None if None in sizes else math.prod(size for size in sizes if size is not None)
+        if None in sizes or self.setup.dp_size != 1:
+            return None
+        return math.prod(size for size in sizes if size is not None)
+
+    @property
+    def measured_ranks(self) -> int:
+        """Ranks of the run that had most: where SGLang named none, each start's ranks have names of their own."""
+        runs: dict[str, set[str]] = {}
+        for entry in self.entries:
+            runs.setdefault(entry.run, set()).add(entry.rank)
+        return max(map(len, runs.values()), default=0)
+
+    @property
+    def ranks_without_yardstick(self) -> list[str]:
+        measured = {entry.rank for entry in self.entries if entry.yardstick}
+        return sorted(self.ranks.keys() - measured)
 
     @property
     def compared(self) -> int:
@@ -122,15 +141,17 @@ class Merged:
         return [_points(bins[index]) for index in sorted(bins)]
 
 
-def merge(entries: Sequence[Entry], unreadable: Sequence[Unreadable]) -> Merged | None:
+def merge(entries: Sequence[Entry], unreadable: Sequence[Unreadable], now: float) -> Merged | None:
     """The evidence for the setup of the newest entry; None where there is no entry.
 
     Args:
-        entries: The oldest first.
+        now: Seconds since the epoch. What a wrong clock dates after it counts, but is not the newest: it would be for
+            ever.
     """
     if not entries:
         return None
-    newest = max(entries, key=lambda entry: entry.started_at)
+    entries = sorted(entries, key=lambda entry: (entry.started_at <= now + _CLOCKS_DIFFER, entry.started_at))
+    newest = entries[-1]
     setup = _with_pool(newest.setup, entries)
     counted = [entry for entry in entries if not setup.differences(entry.setup)]
     other = [entry for entry in entries if setup.differences(entry.setup)]
