@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
 
+_COLORS = re.compile(r"\033\[[0-9;]*m")
 EVERY = 10.0  # seconds between two lines of a wait where nothing can be rewritten, in a log
 
 
@@ -29,7 +31,7 @@ class Progress:
 
     def tick(self, text: str) -> None:
         """Something is still being waited for."""
-        line = f"demo {self.seconds:5.0f} s    {' '.join(text.split())}"
+        line = f"demo {self.seconds:5.0f} s    {' '.join(_COLORS.sub('', text).split())}"
         line = line[: shutil.get_terminal_size().columns - 1] if self._rewritable else line[:160]
         if self._rewritable:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

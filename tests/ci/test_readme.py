@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kdtree_verify import cli
 from kdtree_verify.config import Mode
 from kdtree_verify.errors import ExitCode
 
@@ -28,6 +29,13 @@ def first_cells(table: str) -> list[str]:
 def test_every_exit_code_is_documented() -> None:
     documented = {int(code) for cell in first_cells(section("Exit codes")) for code in re.findall(r"\d+", cell)}
     assert {int(code) for code in ExitCode} - {0} <= documented
+
+
+def test_every_exit_code_of_the_command_is_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    told = set(map(int, re.findall(r"^  (\d+) ", capsys.readouterr().out, re.M)))
+    assert {int(code) for code in ExitCode} <= told
 
 
 def test_the_modes_are_the_codes() -> None:

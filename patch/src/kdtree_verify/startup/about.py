@@ -13,7 +13,7 @@ from ..errors import KdtreeError
 from ..versions import versions
 
 IMAGE = Path("/opt/kdtree/image.json")
-"""The image's build writes it: revision of this project, commit of SGLang, hash of the kernel's sources."""
+"""The image's build writes it: this project's revision, and SGLang's commit."""
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _UNKNOWN = "unknown"

@@ -72,7 +72,9 @@ def make(directory: Path, config: Config) -> Report:
     now = time.time()
     evidence = merge.merge(entries, unreadable, now)
     if evidence is None:
-        found = f"; {unreadable[-1].name}: {unreadable[-1].why}" if unreadable else ""
-        raise UsageError("no evidence", f"{directory} holds {len(unreadable) or 'no'} file(s){found}", fix)
+        found = f"{directory} holds no file of it"
+        if unreadable:
+            found = f"of {directory} nothing can be read: {unreadable[-1].name}: {unreadable[-1].why}"
+        raise UsageError("no evidence", found, fix)
     criteria = judge.judge(evidence, installed.differences(evidence.setup, config))
     return Report(str(directory), now, judge.verdict(criteria), criteria, evidence, saving.times(evidence))
