@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -114,16 +115,28 @@ def test_health_is_quick_and_imports_neither_torch_nor_numpy(served):
     assert fastest < 0.3
 
 
-def test_a_reader_that_has_enough_is_no_error(served):
-    command = f"{sys.executable} -m kdtree_verify.cli status --json | true; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize(
+    ("arguments", "where", "code", "told"),
+    [
+        # A verdict's exit code is not what becomes of a reader, or a disk.
+        (["status", "--json"], "| true; exit ${PIPESTATUS[0]}", 141, ""),
+        (["version"], "| true; exit ${PIPESTATUS[0]}", 141, ""),
+        (["status"], ">/dev/full", 64, "kdtree: the output cannot be written: No space left on device. Fix: "),
+        (["status"], ">&-", 0, ""),
+    ],
+)
+def test_a_reader_that_has_enough(served, arguments, where, code, told):
+    command = f"sleep 0.2; {shlex.join([sys.executable, '-m', 'kdtree_verify.cli', *arguments])}"
     done = subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-c", f"({command}) {where}"],
         env={**os.environ, "PYTHONPATH": str(SOURCES), "KDTREE_STATE_DIR": served},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == code
+    assert done.stderr.startswith(told)
+    assert done.stderr.count("\n") == bool(told)
 
 
 def watched(*arguments: str, **environment: str) -> tuple[list[str], int]:

@@ -34,7 +34,9 @@ exit codes:
   73  doctor: the model's weights do not fit the GPUs' free memory
   74  doctor --p2p: the GPUs do not exchange data rightly, or not in time
   75  doctor: too little memory may be locked
+  77  doctor: the model's folder cannot be read, or the caches' written
   78  doctor: SGLang is not what the patch was written for, or the plugin cannot load
+  141 who read the output ended before it was written
 
 environment:
   KDTREE_LIBRARY_DIR  where the kernel libraries lie (default /opt/kdtree/lib)
@@ -44,21 +46,38 @@ environment:
   KDTREE_ALLOW_CC     doctor: compute capabilities to accept besides 12.0, for development"""
 
 
+_BROKEN_PIPE = 128 + 13  # as the signal would have ended it
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code; what it refuses is one line on stderr."""
     try:
         parsed = _parser().parse_args(arguments)
         config = from_environment()
         code = int(parsed.command(parsed, config))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where it was closed: the exit code was wanted alone
+            sys.stdout.flush()
         return code
     except KdtreeError as error:
         print(error, file=sys.stderr)
         return int(error.code)
     except BrokenPipeError:
-        # `kdtree status | head`: who reads has enough. Python would complain once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.OK)
+        # `kdtree report | head`: who reads has enough. Not 0, which would be a yes.
+        _abandon_stdout()
+        return _BROKEN_PIPE
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _abandon_stdout()
+        # Not 1, which would say what `replay` and `health` found.
+        refused = UsageError("the output cannot be written", error.strerror or str(error), "send it elsewhere")
+        print(refused, file=sys.stderr)
+        return int(refused.code)
+
+
+def _abandon_stdout() -> None:
+    """Python would try once more when it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
