@@ -21,7 +21,7 @@ from captured import ORIGIN, made
 from kdtree_verify import cli
 from kdtree_verify.errors import UsageError
 from kdtree_verify.records import Model
-from kdtree_verify.replay import file
+from kdtree_verify.replay import file, text
 from kdtree_verify.replay.capture import Capture
 
 KINDS = {
@@ -249,6 +249,9 @@ DOCUMENTS = {
     "a scale beyond float32": (lambda d: d["call"].update(k_scale=1e300), "k_scale is 1e+300"),
     "a scale without an end": (lambda d: d["call"].update(v_scale=10**400), "v_scale is 1000"),
     "a distance below 0": (lambda d: d["call"].update(rel_l2=-1.0), "rel_l2 is -1.0"),
+    "a distance that is no float": (lambda d: d["call"].update(rel_l2=10**400), "too large"),
+    "a library's hash as a number": (lambda d: d["made"]["library"].update(sha256=0), "no plain text"),
+    "a library's hash as an object": (lambda d: d["made"]["library"].update(sha256={}), "no plain text"),
     "no bound": (lambda d: d["call"].update(bound=None), "bound is None"),
     "a foreign model": (lambda d: d["call"].update(model="other"), "model is 'other'"),
     "a model as a list": (lambda d: d["call"].update(model=[]), "model is []"),
@@ -304,6 +307,14 @@ def test_inputs_that_are_not_finite(name: str, pool: torch.dtype, tmp_path: Path
     line = refusal(tmp_path / "c")
     assert "the captured call's inputs are not finite" in line
     assert f"{name} holds NaN or Inf, first in row {row}" in line
+
+
+def test_an_origin_that_says_little_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    library = dict.fromkeys(ORIGIN.library)
+    file.write(path, made(), replace(ORIGIN, library=library, model_path=None, versions=dict.fromkeys(ORIGIN.versions)))
+    found = file.read(path)
+    assert any("sha256 ?" in line for line in text.head(text.Where(path, "CPU", ORIGIN.library), *found))
 
 
 def test_replay_says_it_and_ends_with_64(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

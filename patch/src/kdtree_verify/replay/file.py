@@ -164,6 +164,8 @@ def _capture(tensors: dict[str, torch.Tensor], document: dict[str, Any]) -> Capt
         raise ValueError(f"it holds no tensor {sorted(missing)[0]!r}")
     numbers = dict(call)
     numbers["rel_l2"] = math.inf if numbers["rel_l2"] is None else numbers["rel_l2"]
+    if type(numbers["rel_l2"]) is int:
+        numbers["rel_l2"] = float(numbers["rel_l2"])  # one that is none is an OverflowError
     if not isinstance(numbers["model"], str) or numbers["model"] not in tuple(Model):
         raise ValueError(f"model is {numbers['model']!r:.40}")
     numbers["model"] = Model(numbers["model"])
@@ -177,11 +179,11 @@ def _origin(document: dict[str, Any]) -> Origin:
         raise ValueError("its time is none")
     if not all(isinstance(part, dict) for part in parts):
         raise ValueError("what it says of its origin is of the wrong type")
-    values = [made[name] or "" for name in ("mode", "rank", "device", "model_path")]
+    values = [made[name] for name in ("mode", "rank", "device", "model_path")]
     for part in parts:
-        values += [*part, *(value or "" for value in part.values())]
+        values += [*part, *part.values()]
     # They are shown: what could steer a terminal is not.
-    if not all(isinstance(value, str) and value.isprintable() for value in values):
+    if not all(value is None or (isinstance(value, str) and value.isprintable()) for value in values):
         raise ValueError("what it says of its origin is no plain text")
     return Origin(**made)
 

@@ -161,7 +161,7 @@ def _bits(again: Again) -> str:
 
 def _library_name(library: dict[str, str]) -> str:
     parts = [library.get("version", "?"), library.get("kind", "?"), library.get("archs", "")]
-    return f"{' '.join(filter(None, parts))} sha256 {library.get('sha256', '?')[:12]}"
+    return f"{' '.join(filter(None, parts))} sha256 {(library.get('sha256') or '?')[:12]}"
 
 
 def _pool(capture: Capture) -> str:
