@@ -55,6 +55,8 @@ def test_everything_set() -> None:
         ("KDTREE_LOG_INTERVAL", "nan", "'nan'"),
         ("KDTREE_SAMPLE", "-1", "KDTREE_SAMPLE is not a count: '-1'"),
         ("KDTREE_SAMPLE", "1e3", "'1e3'"),
+        ("KDTREE_SAMPLE", "9" * 5000, f"'{'9' * 40}'. Fix: "),
+        ("KDTREE_SAMPLE", "\uff14", "is not a count"),
         ("KDTREE_CAPTURES", "off", "KDTREE_CAPTURES is not a count: 'off'"),
     ],
 )

@@ -61,7 +61,7 @@ def test_what_is_not_whole_is_unknown(tmp_path: Path) -> None:
     file(tmp_path / "a.safetensors", MIB)
     indexed(tmp_path, "a.safetensors", "b.safetensors", "c.safetensors")
     assert reason(tmp_path) == f"{tmp_path}/b.safetensors is not there, nor 1 more"
-    for text in ("{", "[]", "{}", '{"weight_map": 1}'):
+    for text in ("{", "[]", "{}", '{"weight_map": 1}', "[" * 200_000):
         (tmp_path / INDEX).write_text(text)
         assert "is no index" in reason(tmp_path)
     assert "no folder here" in reason(tmp_path / "none")
@@ -112,10 +112,11 @@ def test_a_configuration_file_is_read_as_sglang_reads_it(tmp_path: Path) -> None
         theirs, ours = parse(given), read(given)
         assert theirs is not None
         assert (ours.known, ours.model, ours.ranks) == (True, "m", theirs.expected_ranks)
-    for text in ("[]", "a: [", "tp-size: two", ""):
+    for text in ("[]", "a: [", "tp-size: two", "", "a: " + "[" * 20_000):
         config.write_text(text)
         assert not read(["--config", str(config)]).known
     assert not read(["--config", str(tmp_path / "none")]).known
+    assert not read(["--config", "/dev/zero"]).known
 
 
 def test_sglang_has_every_option_that_is_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -84,6 +85,12 @@ def test_secrets_are_found_wherever_they_are_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [["--config"], ["--config", "/no/such"], ["--api-key"], ["--x", "{"], [""]])
 def test_what_cannot_be_read_is_not_ours_to_refuse(given: list[str]) -> None:
     assert find(given, {}) == frozenset()
+
+
+def test_a_configuration_that_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        assert find(["--config", str(path), "--api-key", KEY], {}) == {KEY}
 
 
 def test_a_configuration_that_is_none_hides_what_the_arguments_say(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def _count(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or not text.isascii() or int(text) > 1_000_000_000:
-        raise UsageError(f"{name} is not a count", f"'{text}'", f"set {name} to 0 (none) .. 1000000000")
+    if not re.fullmatch("[0-9]{1,10}", text) or int(text) > 1_000_000_000:
+        raise UsageError(f"{name} is not a count", f"'{text:.40}'", f"set {name} to 0 (none) .. 1000000000")
     return int(text)
 
 

@@ -94,8 +94,10 @@ def _configured(path: str) -> list[str]:
     except ImportError:
         raise ValueError("no yaml") from None
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would wait, a device never end
+            raise ValueError("no file")
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise ValueError("no YAML") from None
     if not isinstance(entries, dict):
         raise ValueError("no mapping")

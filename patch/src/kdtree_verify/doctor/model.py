@@ -59,7 +59,7 @@ def _of_folder(folder: Path) -> Weights:
         return _sum({folder / name for name in index["weight_map"].values()})
     except FileNotFoundError:
         pass  # a small model has no index
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return Weights(None, f"{folder / INDEX} is no index of weights")
     for kind in _KINDS:
         if files := sorted(folder.glob(kind)):

@@ -82,6 +82,8 @@ def _configurations(arguments: Iterable[str]) -> list[str]:
 def _file_entries(path: str) -> list[tuple[str, Any]]:
     import yaml  # SGLang brings it
 
+    if not os.path.isfile(path):  # a pipe would wait, a device never end: SGLang refuses them
+        return []
     entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     return [(f"--{name}", value) for name, value in entries.items()] if isinstance(entries, dict) else []
 
