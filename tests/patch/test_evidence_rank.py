@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,6 +113,10 @@ def test_the_command_writes_a_page(measured: Callable[..., Path], capsys: pytest
     assert cli.main(["report", "--dir", str(folder), "--html", str(page)]) == 2
     assert "not yet" in capsys.readouterr().out
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    device = folder.parent / "null"
+    device.symlink_to(os.devnull)
+    assert cli.main(["report", "--dir", str(folder), "--html", str(device)]) == 2
+    assert device.is_char_device(), "a device is written to, not replaced: it is everybody's"
     assert cli.main(["report", "--dir", str(folder), "--html", "/proc/none/report.html"]) == 64
     assert "the page cannot be written" in capsys.readouterr().err
     assert cli.main(["report", "--dir", str(folder / "none")]) == 64

@@ -44,12 +44,19 @@ def main(parsed: argparse.Namespace, config: Config) -> ExitCode:
     report = make(parsed.dir or _default(config), config)
     if parsed.html:
         try:
-            state.replace(parsed.html, page.page(report))
+            _write(parsed.html, page.page(report))
         except OSError as error:
             found = f"{parsed.html}: {error.strerror}"
             raise UsageError("the page cannot be written", found, "name a file in a folder of yours") from error
     print(json.dumps(document(report), indent=1) if parsed.json else text.text(report), end="\n" if parsed.json else "")
     return report.verdict.code
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")  # /dev/stdout is written to; replaced it would be gone for everybody
+    else:
+        state.replace(path, text)
 
 
 def _default(config: Config) -> Path:
