@@ -13,9 +13,11 @@ import torch
 
 from kdtree_verify import records, report, reporter, state
 from kdtree_verify.abi import LayerRecord
+from kdtree_verify.apart import Apart
 from kdtree_verify.config import Mode
 from kdtree_verify.eligibility import Reason
 from kdtree_verify.errors import UsageError
+from kdtree_verify.evidence import follower
 from kdtree_verify.records import Model, Records
 from kdtree_verify.state import Identity, State, Verdict
 
@@ -164,6 +166,42 @@ def test_a_follower_that_fails_is_left_out(validating, caplog, monkeypatch) -> N
     _until(lambda: looks["good"] > 3)
     assert looks["bad"] == 1
     assert caplog.text.count("is left out from now on") == 1
+
+
+def test_a_follower_that_hangs_does_not_silence_the_rank(validating, caplog, monkeypatch) -> None:
+    """The evidence's folder may lie on a network. A rank that does not report is restarted."""
+    process, folder = validating
+    monkeypatch.setattr(reporter, "LOOK_EVERY", 0.02)
+    let_go, looks = threading.Event(), {"hung": 0, "good": 0}
+
+    def hangs() -> None:
+        looks["hung"] += 1
+        let_go.wait()
+        raise OSError("no such server")
+
+    def good() -> None:
+        looks["good"] += 1
+
+    reporter.Reporter(process.rank, folder / "rank-x.json", dict, 60.0, [Apart(hangs, "hangs"), good]).start()
+    _until(lambda: looks["good"] > 5)
+    assert looks["hung"] == 1
+    let_go.set()
+    _until(lambda: "no such server" in caplog.text)
+    assert looks["hung"] == 1
+    assert caplog.text.count("is left out from now on") == 1
+
+
+def test_the_evidence_is_such_a_follower(validating, monkeypatch) -> None:
+    """Of the real rank: its evidence hangs in a write, and its state file is written all the same."""
+    process, _ = validating
+    let_go, hung, written = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(follower.Follower, "_write", lambda *_, ended: (hung.set(), let_go.wait()))
+    monkeypatch.setattr(follower, "LOOK_EVERY", 0.0)
+    _until(hung.is_set)
+    monkeypatch.setattr(state, "write", lambda *_: written.append(time.monotonic()))
+    write_record(process.rank.records.layer(Model.TARGET, 0), kernel_calls=1)
+    _until(lambda: written)
+    let_go.set()
 
 
 def test_a_folder_that_is_gone_does_not_end_the_server(validating, caplog, monkeypatch) -> None:

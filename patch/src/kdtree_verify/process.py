@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import contract, hook, library, metrics, report, selftest, state, yardstick
+from .apart import Apart
 from .box import Box
 from .config import Config, Mode
 from .eligibility import Reason, backend_reason, runner_reason
@@ -185,10 +186,9 @@ class Process:
             captures = None if keep is None else keep.kept
             return report.document(rank, identity, facts) | self.phases.fields() | {"captures": captures}
 
-        followers: list[Callable[[], None]] = [
-            Follower(self.config.evidence_dir, self.config.state_dir, identity.name, document),
-            *metrics.followers(document),
-        ]
+        evidence = Follower(self.config.evidence_dir, self.config.state_dir, identity.name, document)
+        # Its folder may hang, and a rank that does not report is restarted.
+        followers: list[Callable[[], None]] = [Apart(evidence, "kdtree-evidence"), *metrics.followers(document)]
         if keep is not None:
             followers.append(keep)
         reporter = Reporter(rank, path, document, self.config.log_interval, followers)

@@ -1,4 +1,5 @@
-"""Writes a rank's evidence while it serves: called by the reporter's thread, twice a second, and makes no CUDA call."""
+"""Writes a rank's evidence while it serves: called at each of the reporter's looks, twice a second, on a thread of its
+own, and makes no CUDA call."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 # Seconds.
 LOOK_EVERY = 5.0
 WRITE_EVERY = 30.0
+WAIT_AT_END = 5.0
+"""For a write under way. The process ends without it then."""
 QUIET_WRITE_EVERY = 10.0
 """Where calls have come and none came since the last look: a server that is stopped ends its ranks by SIGKILL, and
 what the last requests added is on the disk then."""
@@ -63,12 +66,16 @@ class Follower:
                 self._write(now, ended=False)
 
     def close(self) -> None:
-        """What is to be said at the process's end: all of it."""
-        with self._lock:
+        """What is to be said at the process's end: all of it, where the folder does not hang."""
+        if not self._lock.acquire(timeout=WAIT_AT_END):
+            return
+        try:
             if self._looked == float("-inf"):
                 return  # it never served
             self._look()
             self._write(time.monotonic(), ended=True)
+        finally:
+            self._lock.release()
 
     def _look(self) -> bool:
         """Takes in the rank's document; returns whether there were new calls."""

@@ -81,12 +81,12 @@ def _boot() -> str:
 
 
 def _model(arguments: Sequence[str]) -> str | None:
-    found = None
+    named, found = False, None
     for argument, following in zip_longest(arguments, arguments[1:]):
         name, equals, value = argument.partition("=")
         if name == "--model" or (name.startswith("--model-p") and "--model-path".startswith(name)):
-            found = value if equals else following  # as argparse has it: the last one counts
-    return found or _sglangs_model()
+            named, found = True, value if equals else following  # as argparse has it: the last one counts
+    return found if named else _sglangs_model()
 
 
 def _sglangs_model() -> str | None:
