@@ -90,6 +90,10 @@ def test_from_its_start_over_two_kills_to_its_stop(client: Any, compose: Callabl
     told = json.dumps(container.attrs) + inside("kdtree", "status") + inside("kdtree", "status", "--json")
     for pid in processes(container):
         told += "".join(Path(f"/proc/{pid}/{name}").read_bytes().decode() for name in ("cmdline", "environ"))
+    for form in ("--json", "--html=/tmp/report.html"):
+        code, report = container.exec_run(["kdtree", "report", form])
+        assert (code, b"not yet" in report or b"not_yet" in report) == (2, True), report
+        told += report.decode()
     log = container.logs().decode()
     told += log
     assert "'api_key': '***'" in log
