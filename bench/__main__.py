@@ -91,7 +91,7 @@ def timed(asked: argparse.Namespace) -> int:
     import torch
 
     from kdtree_verify.config import Device
-    from kdtree_verify.library import load
+    from kdtree_verify.native.library import load
 
     from . import ceilings, environment, peers, report, runner, sections
     from .contenders import Kdtree

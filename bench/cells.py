@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from kdtree_verify.abi import QK_DIM, V_DIM
+from kdtree_verify.native.abi import QK_DIM, V_DIM
 
 POOLS = {"bf16": 2, "e4m3": 1, "e5m2": 1}
 """Bytes of a pool element."""

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from kdtree_verify.call import DTYPES, Call, verify_args
-from kdtree_verify.library import Library
+from kdtree_verify.native.call import DTYPES, Call, verify_args
+from kdtree_verify.native.library import Library
 
 from .cells import Cell
 from .inputs import DTYPES as POOL_DTYPES

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kdtree_verify.library import Library
+from kdtree_verify.native.library import Library
 
 from . import peers
 

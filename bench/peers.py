@@ -15,8 +15,8 @@ from types import ModuleType
 
 import torch
 
-from kdtree_verify.abi import QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 
 from .cells import Cell
 from .contenders import Contender, Prepared

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kdtree_verify.abi import QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 
 from .cells import Cell
 from .contenders import Contender, Prepared

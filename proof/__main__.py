@@ -19,7 +19,7 @@ import torch
 
 from kdtree_verify.config import Device
 from kdtree_verify.errors import ContractError, DeviceError, KdtreeError, UsageError
-from kdtree_verify.library import load
+from kdtree_verify.native.library import load
 
 from . import answers, dialogue, speed, speed_plot, summary
 from .results import HERE, Identity, Results, hash_of, identity_in, questions_of, sglang_of

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kdtree_verify import contract, hook
-from kdtree_verify.abi import V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify import contract
 from kdtree_verify.importhook import when_imported
-from kdtree_verify.records import Model
+from kdtree_verify.native.abi import V_DIM
+from kdtree_verify.native.call import Call
+from kdtree_verify.rank import hook
+from kdtree_verify.rank.records import Model
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def _patch(module: Any) -> None:
 
 
 class Exact:
-    """Answers a backend's verify calls, as kdtree_verify.rank.Rank does. What is not this kernel's ends the server."""
+    """Answers a backend's verify calls, as KDTree's Rank does. What is not this kernel's ends the server."""
 
     not_verify_calls = 0
     calls = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kdtree_verify.abi import V_DIM
+from kdtree_verify.native.abi import V_DIM
 from kdtree_verify.selftest import golden
 
 DEFAULT_OUTPUT = Path(__file__).parents[1] / "src" / "kdtree_verify" / "selftest" / "golden.npz"

@@ -15,7 +15,7 @@ from bench.inputs import Inputs
 from bench.runner import Bench
 from bench_samples import CPU, MadeUpTimer
 from kdtree_verify.config import Device
-from kdtree_verify.library import load
+from kdtree_verify.native.library import load
 
 
 @pytest.fixture(scope="session")

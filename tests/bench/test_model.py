@@ -7,7 +7,7 @@ import pytest
 from bench import model
 from bench.cells import SMALL, TABLE, Cell
 from bench_samples import ROOT, a_row, a_run
-from kdtree_verify.abi import QK_DIM, V_DIM
+from kdtree_verify.native.abi import QK_DIM, V_DIM
 
 
 def test_steps_are_row_tiles_times_key_blocks() -> None:

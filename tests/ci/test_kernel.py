@@ -150,7 +150,7 @@ def test_a_library_of_other_sources_or_flags_is_not_taken(
     package = checkout.folder / "patch" / "src" / "kdtree_verify"
     program(package / "config.py", "class Device:\n    CUDA = 'cuda'\n")
     seen = {"hash": current, "compiler": "nvcc 1.2.3", "status": 0, **found}
-    program(package / "library.py", SEEN_LIBRARY.format(**seen))
+    program(package / "native" / "library.py", SEEN_LIBRARY.format(**seen))
     python = program(checkout.folder / "python", GPU_LIBRARY_PYTHON)
     program(checkout.folder / "ci" / "kernel", '#!/bin/sh\necho "compiles for $*"\n')
     done = checkout.run("gpu-library", str(python), **environment)

@@ -22,7 +22,7 @@ from engine_clients import compose
 from engine_private import EngineError
 from kdtree_verify.config import Mode
 from kdtree_verify.metrics.catalogue import METRICS
-from kdtree_verify.state import Identity, State, Verdict, rank_document
+from kdtree_verify.reporting.state import Identity, State, Verdict, rank_document
 from prometheus_server import CONFIG, DASHBOARD, MONITORING, ROOT
 
 RULES = MONITORING / "prometheus" / "kdtree-alerts.yml"

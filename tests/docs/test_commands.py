@@ -22,8 +22,9 @@ import yaml
 import docker_run
 import documents
 from documents import Block
-from kdtree_verify import cli, library
+from kdtree_verify import cli
 from kdtree_verify.config import Device
+from kdtree_verify.native import library
 from probe import Probe
 from served import MOST_DRAFTS, complaints
 

@@ -10,7 +10,7 @@ import pytest
 
 import documents
 import sources
-from kdtree_verify.eligibility import Reason
+from kdtree_verify.rank.eligibility import Reason
 
 PAGE = documents.OPERATING / "troubleshooting.md"
 NEIGHBOUR = documents.ROOT / "build" / "sglang-0.5.21"

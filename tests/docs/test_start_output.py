@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import documents
-from kdtree_verify import health, state, status
 from kdtree_verify.config import Mode
 from kdtree_verify.doctor.arguments import Plan
+from kdtree_verify.reporting import health, state, status
+from kdtree_verify.reporting.state import Identity, State, Verdict
 from kdtree_verify.startup.phases import Phase
 from kdtree_verify.startup.watch import Watch
 from kdtree_verify.startup.weights import Loading
-from kdtree_verify.state import Identity, State, Verdict
 
 (SHOWN,) = (
     block.text.replace("\nKV cache", " KV cache")

@@ -16,11 +16,11 @@ from fuzz import fuzz_call
 from fuzz_shape import Limits
 from guarded import guarded, guarded_bytes
 from harness import Harness, fields
-from kdtree_verify import abi
-from kdtree_verify.box import Box
-from kdtree_verify.call import Call, gate_args
-from kdtree_verify.library import Library
-from kdtree_verify.records import Model
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call, gate_args
+from kdtree_verify.native.library import Library
+from kdtree_verify.rank.box import Box
+from kdtree_verify.rank.records import Model
 from sanitize import hostile_call
 
 LIMITS = Limits(pairs=2**12, rows=2**6, keys=200, batch=40)

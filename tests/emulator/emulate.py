@@ -29,10 +29,10 @@ from emulated_cases import CHOSEN, LIMITS, MUTATED, RACECHECK  # noqa: E402
 from fuzz import fuzz_call, memory_of, untouched  # noqa: E402
 from guarded import guarded, guarded_bytes  # noqa: E402
 from harness import Harness, fields  # noqa: E402
-from kdtree_verify import abi  # noqa: E402
-from kdtree_verify.call import Call  # noqa: E402
 from kdtree_verify.config import Device  # noqa: E402
-from kdtree_verify.library import load  # noqa: E402
+from kdtree_verify.native import abi  # noqa: E402
+from kdtree_verify.native.call import Call  # noqa: E402
+from kdtree_verify.native.library import load  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 from sanitize import hostile_call  # noqa: E402
 from weight_calls import weight_calls  # noqa: E402

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kdtree_verify import abi
+from kdtree_verify.native import abi
 from mutants import MUTANTS
 
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,7 @@ import torch
 
 from cases import Case, make_call, with_pool
 from fuzz_shape import Limits
-from kdtree_verify.call import Call
+from kdtree_verify.native.call import Call
 
 LIMITS = Limits(pairs=2**14, rows=2**9, keys=800, batch=40)  # of random calls
 

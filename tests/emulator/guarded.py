@@ -7,8 +7,8 @@ import mmap
 
 import torch
 
-from kdtree_verify.abi import V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import V_DIM
+from kdtree_verify.native.call import Call
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_ACCESS = 0

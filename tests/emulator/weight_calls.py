@@ -8,8 +8,8 @@ import math
 import torch
 
 from cases import POOLS, Case, make_call
-from kdtree_verify.abi import QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 
 _KEYS = 64  # two steps
 _LATE = 40  # a key of the second one

@@ -15,8 +15,8 @@ sys.path[:0] = [str(ROOT / "patch" / "src"), *(str(ROOT / "tests" / name) for na
 
 @pytest.fixture(scope="session")
 def library():
-    from kdtree_verify import library
     from kdtree_verify.config import Device
+    from kdtree_verify.native import library
 
     return library.load(Path(os.environ["KDTREE_LIBRARY_DIR"]), Device.CUDA)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from cases import Case, MaskKind, make_call, with_pool
-from kdtree_verify import abi
-from kdtree_verify.call import Call
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
 from oracle import DEVICE, on_gpu
 
 BATCH, T, HEADS, CONTEXT, SLOTS = 6, 8, 8, 3000, 9000

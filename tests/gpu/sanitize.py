@@ -29,12 +29,12 @@ from fuzz import fuzz_call  # noqa: E402
 from fuzz_shape import Limits  # noqa: E402
 from harness import Harness  # noqa: E402
 from hostile_calls import numbers  # noqa: E402
-from kdtree_verify import abi  # noqa: E402
-from kdtree_verify.box import Box  # noqa: E402
-from kdtree_verify.call import Call, gate_args  # noqa: E402
 from kdtree_verify.config import Device  # noqa: E402
-from kdtree_verify.library import load  # noqa: E402
-from kdtree_verify.records import Model  # noqa: E402
+from kdtree_verify.native import abi  # noqa: E402
+from kdtree_verify.native.call import Call, gate_args  # noqa: E402
+from kdtree_verify.native.library import load  # noqa: E402
+from kdtree_verify.rank.box import Box  # noqa: E402
+from kdtree_verify.rank.records import Model  # noqa: E402
 from oracle import DEVICE, on_gpu  # noqa: E402
 
 SEEDS, HOSTILE_CALLS = 40, 30

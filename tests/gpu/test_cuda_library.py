@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdtree_verify.abi import ABI_VERSION
+from kdtree_verify.native.abi import ABI_VERSION
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "build" / "lib" / "libkdtree_verify_cuda.so"
@@ -85,6 +85,6 @@ def test_same_bytes_in_any_folder(tmp_path: Path) -> None:
 
 def _architectures() -> list[str]:
     from kdtree_verify.config import Device
-    from kdtree_verify.library import load
+    from kdtree_verify.native.library import load
 
     return list(load(LIBRARY.parent, Device.CUDA).description.archs)

@@ -8,8 +8,8 @@ import torch
 import reference
 from cases import POOLS, Case, make_call, with_pool
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.call import Call
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
 from oracle import DEVICE, Errors, attention, on_gpu
 
 pytestmark = pytest.mark.gpu

@@ -10,8 +10,8 @@ import torch
 
 from cases import Case, make_call
 from harness import Harness, fields
-from kdtree_verify import abi
-from kdtree_verify.call import Call
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
 from oracle import DEVICE, on_gpu
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 from cases import FP8
 from float8_calls import keys_call, values_call
 from harness import Harness
-from kdtree_verify import abi
+from kdtree_verify.native import abi
 from oracle import on_gpu
 
 pytestmark = pytest.mark.gpu

@@ -18,8 +18,8 @@ from fuzz import POISON, for_each_seed, fuzz_call, memory_of, seeds, untouched
 from fuzz_pool import DistantPool
 from fuzz_shape import Limits, Shape, draw_shape
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.call import Call
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
 from oracle import DEVICE, Errors
 
 pytestmark = pytest.mark.gpu

@@ -15,7 +15,7 @@ import reference
 from cases import POOLS, Case, make_call, with_pool
 from graph_buffers import BATCH, T, captured_buffers, case_of, real_part, refill
 from harness import Harness, fields
-from kdtree_verify import abi, gpu
+from kdtree_verify.native import abi, gpu
 from oracle import DEVICE, Errors, on_gpu
 
 pytestmark = pytest.mark.gpu

@@ -16,13 +16,13 @@ from fuzz import fuzz_call
 from fuzz_shape import Limits
 from graph_buffers import BATCH, T, captured_buffers, case_of, refill
 from harness import Harness, fields
-from kdtree_verify import abi, gpu
-from kdtree_verify.abi import Status
-from kdtree_verify.box import Box
-from kdtree_verify.call import Call, gate_args
 from kdtree_verify.config import Device
-from kdtree_verify.library import load
-from kdtree_verify.records import Model
+from kdtree_verify.native import abi, gpu
+from kdtree_verify.native.abi import Status
+from kdtree_verify.native.call import Call, gate_args
+from kdtree_verify.native.library import load
+from kdtree_verify.rank.box import Box
+from kdtree_verify.rank.records import Model
 from oracle import DEVICE, on_gpu
 
 pytestmark = pytest.mark.gpu

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kdtree_verify import hook
-from kdtree_verify.box import Box
-from kdtree_verify.call import Call
 from kdtree_verify.config import Mode
-from kdtree_verify.eligibility import Reason
-from kdtree_verify.kernel import Kernel
-from kdtree_verify.rank import Armed, Rank
-from kdtree_verify.records import Model, Records
-from kdtree_verify.state import State
+from kdtree_verify.native.call import Call
+from kdtree_verify.rank import hook
+from kdtree_verify.rank.box import Box
+from kdtree_verify.rank.eligibility import Reason
+from kdtree_verify.rank.kernel import Kernel
+from kdtree_verify.rank.rank import Armed, Rank
+from kdtree_verify.rank.records import Model, Records
+from kdtree_verify.reporting.state import State
 
 pytestmark = pytest.mark.gpu
 
@@ -128,7 +128,7 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def test_facts_of_the_device() -> None:
-    from kdtree_verify import gpu
+    from kdtree_verify.native import gpu
 
     facts = gpu.facts(0)
     properties = torch.cuda.get_device_properties(0)

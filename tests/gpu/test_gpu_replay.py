@@ -13,7 +13,7 @@ import torch
 
 from captured import made
 from kdtree_verify import cli
-from kdtree_verify.library import Library
+from kdtree_verify.native.library import Library
 from kdtree_verify.replay import file, origin, repeat
 from kdtree_verify.replay.capture import Capture
 

@@ -18,8 +18,8 @@ import torch
 import reference
 from cases import POOLS, Case, fill_nan, make_call, with_pool
 from harness import Harness
-from kdtree_verify.abi import DType, Status
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import DType, Status
+from kdtree_verify.native.call import Call
 from oracle import on_gpu
 from test_nonfinite import PLACES
 from test_out_of_range import CASE as HOSTILE

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from kdtree_verify import hook
 from kdtree_verify.config import Mode
-from kdtree_verify.kernel import Kernel
-from kdtree_verify.rank import Armed, Rank
-from kdtree_verify.records import Model, Records
+from kdtree_verify.rank import hook
+from kdtree_verify.rank.kernel import Kernel
+from kdtree_verify.rank.rank import Armed, Rank
+from kdtree_verify.rank.records import Model, Records
 
 pytestmark = [
     pytest.mark.gpu,

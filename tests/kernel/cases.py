@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
-from kdtree_verify.abi import QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 
 MaskKind = Literal["tree", "any", "chain"]
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -7,8 +7,8 @@ from random import Random
 
 import torch
 
-from kdtree_verify import abi
-from kdtree_verify.call import Call
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
 
 
 def outputs(call: Call, random: Random) -> tuple[Call, torch.Tensor]:

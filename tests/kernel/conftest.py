@@ -34,7 +34,7 @@ def library_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library(library_dir: Path):
-    from kdtree_verify import library
     from kdtree_verify.config import Device
+    from kdtree_verify.native import library
 
     return library.load(library_dir, Device.CPU)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from cases import Case, make_call
-from kdtree_verify.abi import QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 
 _REPEATS = 64  # of a request's one row, so that it is read at every place of a block of keys
 

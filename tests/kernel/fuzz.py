@@ -16,8 +16,8 @@ import torch
 from cases import FP8, tree_mask, tree_parents
 from fuzz_pool import DistantPool, make_pool
 from fuzz_shape import POOL_DTYPES, Limits, Shape, draw_shape
-from kdtree_verify.abi import MAX_DRAFT_TOKENS, QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import MAX_DRAFT_TOKENS, QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 
 POISON = 12345.0  # what an output holds before the call
 

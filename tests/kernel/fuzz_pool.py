@@ -10,7 +10,7 @@ import torch
 
 from cases import FP8, fp8_edges
 from fuzz_shape import Shape
-from kdtree_verify.abi import QK_DIM
+from kdtree_verify.native.abi import QK_DIM
 
 NAN_BYTES = {
     torch.float8_e4m3fn: (0x7F, 0xFF),

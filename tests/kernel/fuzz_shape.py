@@ -9,7 +9,7 @@ from random import Random
 import torch
 
 from cases import POOLS
-from kdtree_verify.abi import MAX_DRAFT_TOKENS, MAX_HEADS, QK_DIM
+from kdtree_verify.native.abi import MAX_DRAFT_TOKENS, MAX_HEADS, QK_DIM
 
 POOL_DTYPES = tuple(POOLS.values())
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kdtree_verify import abi
-from kdtree_verify.call import Call, compare_args, verify_args
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call, compare_args, verify_args
+from kdtree_verify.native.library import Library
 
 
 class Harness:

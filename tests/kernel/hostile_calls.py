@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kdtree_verify import abi
 from kdtree_verify.config import Device
-from kdtree_verify.library import Library, load
+from kdtree_verify.native import abi
+from kdtree_verify.native.library import Library, load
 
 HEADS, BATCH = 2, 3
 

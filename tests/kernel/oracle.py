@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 import reference
-from kdtree_verify.abi import V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import V_DIM
+from kdtree_verify.native.call import Call
 
 DEVICE = torch.device("cuda", 0)
 _SCORES_AT_ONCE = 2**26

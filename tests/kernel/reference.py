@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kdtree_verify.abi import V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import V_DIM
+from kdtree_verify.native.call import Call
 
 
 @dataclass(frozen=True)

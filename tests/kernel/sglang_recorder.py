@@ -21,8 +21,8 @@ import torch
 
 from cases import Case, make_call, tree_mask, tree_parents
 from kdtree_cpu_shim import triton_interpreter
-from kdtree_verify.abi import QK_DIM, V_DIM
-from kdtree_verify.call import Call
+from kdtree_verify.native.abi import QK_DIM, V_DIM
+from kdtree_verify.native.call import Call
 from sglang_cases import BACKEND_CASES, KERNEL_CASES, BackendCase
 
 triton_interpreter.install()

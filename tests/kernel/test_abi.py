@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kdtree_verify import abi
-from kdtree_verify.library import Library, package_version
+from kdtree_verify.native import abi
+from kdtree_verify.native.library import Library, package_version
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "kernel" / "include" / "kdtree_verify.h"

@@ -11,9 +11,9 @@ import torch
 
 from cases import Case, make_call
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.abi import DType, Status
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.abi import DType, Status
+from kdtree_verify.native.library import Library
 
 F32_OUT = Case((9, 0), (4, 3), 2, q_dtype=torch.float32, kv_dtype=torch.float32, pool_dtype=torch.float32)
 HUGE = 2**41

@@ -10,8 +10,8 @@ import torch
 import reference
 from cases import Case, make_call
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.library import Library
 
 F32, BF16, E4M3, E5M2 = torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 

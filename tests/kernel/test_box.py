@@ -11,11 +11,11 @@ import torch
 import reference
 from cases import POOLS, Case, make_call, with_pool
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.abi import Status
-from kdtree_verify.box import Box
-from kdtree_verify.library import Library
-from kdtree_verify.records import Model
+from kdtree_verify.native import abi
+from kdtree_verify.native.abi import Status
+from kdtree_verify.native.library import Library
+from kdtree_verify.rank.box import Box
+from kdtree_verify.rank.records import Model
 from kdtree_verify.replay.capture import Capture
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kdtree_verify import library
-from kdtree_verify.abi import FUNCTIONS
 from kdtree_verify.config import Device
+from kdtree_verify.native import library
+from kdtree_verify.native.abi import FUNCTIONS
 
 ROOT = Path(__file__).parents[2]
 NAME = "libkdtree_verify_host.so"

@@ -10,9 +10,9 @@ import torch
 
 from cases import Case, make_call
 from harness import Harness, fields
-from kdtree_verify import abi
-from kdtree_verify.call import Call
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 
 BF16, F32 = torch.bfloat16, torch.float32
 NAN, INF = float("nan"), float("inf")

@@ -12,8 +12,8 @@ import reference
 from cases import FP8, Case, make_call
 from float8_calls import keys_call, values_call
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.library import Library
 
 NAN, INF = float("nan"), float("inf")
 

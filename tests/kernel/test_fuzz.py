@@ -15,9 +15,9 @@ from fuzz import POISON, for_each_seed, fuzz_call, memory_of, seeds, untouched
 from fuzz_pool import DistantPool
 from fuzz_shape import POOL_DTYPES, Limits, Shape
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.call import Call
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 
 CPU = torch.device("cpu")
 LIMITS = Limits(pairs=2**19, rows=2**11, keys=1500, batch=24)

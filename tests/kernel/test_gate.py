@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cases import Case, make_call
-from kdtree_verify import abi
-from kdtree_verify.abi import Status
-from kdtree_verify.call import gate_args
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.abi import Status
+from kdtree_verify.native.call import gate_args
+from kdtree_verify.native.library import Library
 
 
 class Gate:

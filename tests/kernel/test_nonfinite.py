@@ -11,9 +11,9 @@ import torch
 import reference
 from cases import FP8, Case, make_call
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.call import Call
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 
 NAN, INF = float("nan"), float("inf")
 F32 = torch.float32

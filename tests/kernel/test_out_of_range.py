@@ -14,9 +14,9 @@ import torch
 import reference
 from cases import POOLS, Case, fill_nan, make_call, with_pool
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.call import Call
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 
 ROOT = Path(__file__).parents[2]
 FAR = 2**40

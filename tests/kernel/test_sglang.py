@@ -17,9 +17,9 @@ import torch
 import oracle
 import reference
 from harness import Harness
-from kdtree_verify import abi
-from kdtree_verify.call import Call
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 from sglang_cases import BACKEND_CASES, KERNEL_CASES
 
 pytestmark = pytest.mark.slow

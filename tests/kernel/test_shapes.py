@@ -11,9 +11,9 @@ import torch
 
 from cases import Case, make_call
 from harness import Harness, fields
-from kdtree_verify import abi
-from kdtree_verify.call import Call
-from kdtree_verify.library import Library
+from kdtree_verify.native import abi
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 
 
 def outputs(call: Call, noise: float = 0.01, seed: int = 0) -> tuple[Call, torch.Tensor]:

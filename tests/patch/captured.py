@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kdtree_verify.records import Model
+from kdtree_verify.rank.records import Model
 from kdtree_verify.replay import reference
 from kdtree_verify.replay.capture import Capture
 from kdtree_verify.replay.origin import Origin

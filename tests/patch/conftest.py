@@ -22,7 +22,7 @@ def arm(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     from sglang.srt.layers.attention import triton_backend
 
     from kdtree_verify import config
-    from kdtree_verify.process import Process
+    from kdtree_verify.rank.process import Process
 
     cls = triton_backend.TritonAttnBackend
     stock = {name: cls.__dict__[name] for name in ("__init__", "forward_extend")}
@@ -43,7 +43,7 @@ def arm(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def defective_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a host library that is right until KDTREE_DEFECT names a defect."""
     from kdtree_verify.config import Device, from_environment
-    from kdtree_verify.library import FILE_NAMES
+    from kdtree_verify.native.library import FILE_NAMES
 
     directory = tmp_path_factory.mktemp("defective")
     name = FILE_NAMES[Device.CPU]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kdtree_verify.config import Mode
-from kdtree_verify.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
+from kdtree_verify.reporting.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "patch" / "src"

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdtree_verify import contract, hook
-from kdtree_verify.call import Call
+from kdtree_verify import contract
 from kdtree_verify.errors import ContractError
+from kdtree_verify.native.call import Call
+from kdtree_verify.rank import hook
 
 BACKEND = Path("srt/layers/attention/triton_backend.py")
 KERNEL = Path("kernels/ops/attention/extend_attention.py")

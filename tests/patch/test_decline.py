@@ -8,11 +8,11 @@ import pytest
 import torch
 from sglang.srt.layers.radix_attention import AttentionType
 
-from kdtree_verify import eligibility
-from kdtree_verify.call import Call
-from kdtree_verify.eligibility import Reason
-from kdtree_verify.records import LAYER_SLOTS, Model
-from kdtree_verify.state import State
+from kdtree_verify.native.call import Call
+from kdtree_verify.rank import eligibility
+from kdtree_verify.rank.eligibility import Reason
+from kdtree_verify.rank.records import LAYER_SLOTS, Model
+from kdtree_verify.reporting.state import State
 from rig import Rig
 
 
@@ -119,8 +119,8 @@ def test_every_reason_is_provoked() -> None:
 @pytest.fixture(scope="module")
 def eligible() -> tuple[Call, eligibility.Limits]:
     """A call that SGLang made and that is ours, with the limits it was measured against."""
-    from kdtree_verify import library
     from kdtree_verify.config import Device, from_environment
+    from kdtree_verify.native import library
 
     rig = Rig()
     step, calls = rig.step(), []

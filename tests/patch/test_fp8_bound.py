@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdtree_verify.kernel import REL_L2_BOUND_FP8_POOL
+from kdtree_verify.rank.kernel import REL_L2_BOUND_FP8_POOL
 from rig import Rig
 
 TILE = 32  # keys; what stock takes on sm_120

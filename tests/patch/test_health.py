@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from kdtree_verify import health, reporter, status, status_table
 from kdtree_verify.config import Mode
 from kdtree_verify.errors import UsageError
-from kdtree_verify.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
-from kdtree_verify.status import STALE_AFTER
+from kdtree_verify.rank import reporter
+from kdtree_verify.reporting import health, status, status_table
+from kdtree_verify.reporting.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
+from kdtree_verify.reporting.status import STALE_AFTER
 
 Change = Callable[[dict[str, Any]], None]
 

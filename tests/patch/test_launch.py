@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kdtree_verify import library, preflight
+from kdtree_verify import preflight
 from kdtree_verify.config import Device
 from kdtree_verify.errors import ContractError
+from kdtree_verify.native import library
 
 TRITON = ["--model-path", "m", "--device", "cpu", "--attention-backend", "triton"]
 
@@ -147,11 +148,11 @@ def test_a_rank_that_refused_gives_its_line_and_code(tmp_path) -> None:
 
 
 def test_a_state_folder_is_one_servers(tmp_path) -> None:
-    from kdtree_verify import state
+    from kdtree_verify.reporting import state
 
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import sys, pathlib, kdtree_verify.state as s; s.prepare(pathlib.Path(sys.argv[1])); "
-         "print('held', flush=True); sys.stdin.read()", str(tmp_path)],
+        [sys.executable, "-c", "import sys, pathlib; from kdtree_verify.reporting import state; "
+         "state.prepare(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()", str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert holder.stdout.readline() == "held\n"
@@ -174,7 +175,7 @@ def test_a_state_folder_is_one_servers(tmp_path) -> None:
 
 
 def test_a_state_file_is_written_through_no_link(tmp_path) -> None:
-    from kdtree_verify import state
+    from kdtree_verify.reporting import state
 
     other = tmp_path / "other"
     other.write_text("mine")
@@ -219,8 +220,8 @@ def test_preflight_names_what_it_found(tmp_path) -> None:
 
 
 def test_server_file(tmp_path) -> None:
-    from kdtree_verify import state
     from kdtree_verify.config import Mode
+    from kdtree_verify.reporting import state
 
     state.write(tmp_path / state.SERVER_FILE, state.server_document(Mode.ON, ["--api-key", "***"], 4))
     found = json.loads((tmp_path / "server.json").read_text())

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from kdtree_verify import report, state
-from kdtree_verify.abi import LayerRecord
 from kdtree_verify.metrics import publisher
 from kdtree_verify.metrics.catalogue import ARMED_STATES, METRICS, RANK_LABELS, Kind
-from kdtree_verify.records import Model
+from kdtree_verify.native.abi import LayerRecord
+from kdtree_verify.rank import report
+from kdtree_verify.rank.records import Model
+from kdtree_verify.reporting import state
 
 # Publishes the documents of its arguments, one after the other, as a rank does.
 PUBLISH = """

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kdtree_verify import kernel, report, state
-from kdtree_verify.eligibility import Reason
-from kdtree_verify.records import Model
-from kdtree_verify.state import State
+from kdtree_verify.rank import kernel, report
+from kdtree_verify.rank.eligibility import Reason
+from kdtree_verify.rank.records import Model
+from kdtree_verify.reporting import state
+from kdtree_verify.reporting.state import State
 from rig import Rig, TritonAttnBackend
 
 WAYS = pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_an_exception_leaves_nothing_behind(arm) -> None:
     rig.pool.set_kv_buffer = broken
     with pytest.raises(RuntimeError, match="no room"):
         rig.run(step)
-    from kdtree_verify import hook
+    from kdtree_verify.rank import hook
 
     assert hook._this_thread.turn is None
     rig.pool.set_kv_buffer = set_kv_buffer

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from captured import ORIGIN, made
 from kdtree_verify import cli
 from kdtree_verify.errors import UsageError
-from kdtree_verify.records import Model
+from kdtree_verify.rank.records import Model
 from kdtree_verify.replay import file, text
 from kdtree_verify.replay.capture import Capture
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from captured import ORIGIN, made
-from kdtree_verify.records import Model
+from kdtree_verify.rank.records import Model
 from kdtree_verify.replay import file, folder, keeper
 from kdtree_verify.replay.capture import Capture
 from kdtree_verify.replay.keeper import Keeper

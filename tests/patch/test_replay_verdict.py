@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from captured import ORIGIN, made
-from kdtree_verify import cli, library
+from kdtree_verify import cli
 from kdtree_verify.config import Device, from_environment
+from kdtree_verify.native import library
 from kdtree_verify.replay import file, origin
 from kdtree_verify.replay.capture import Capture
 from kdtree_verify.replay.judge import Verdict, distance, relative

@@ -11,15 +11,16 @@ import time
 import pytest
 import torch
 
-from kdtree_verify import records, report, reporter, state
-from kdtree_verify.abi import LayerRecord
-from kdtree_verify.apart import Apart
 from kdtree_verify.config import Mode
-from kdtree_verify.eligibility import Reason
 from kdtree_verify.errors import UsageError
 from kdtree_verify.evidence import follower
-from kdtree_verify.records import Model, Records
-from kdtree_verify.state import Identity, State, Verdict
+from kdtree_verify.native.abi import LayerRecord
+from kdtree_verify.rank import records, report, reporter
+from kdtree_verify.rank.apart import Apart
+from kdtree_verify.rank.eligibility import Reason
+from kdtree_verify.rank.records import Model, Records
+from kdtree_verify.reporting import state
+from kdtree_verify.reporting.state import Identity, State, Verdict
 
 CPU = torch.device("cpu")
 

@@ -68,7 +68,7 @@ def test_no_memory_ends_the_process(arm, module, monkeypatch, capsys, early) -> 
 
     process = arm("on")
     process.patch_runner(module)
-    monkeypatch.setattr("kdtree_verify.process.Records", no_memory)
+    monkeypatch.setattr("kdtree_verify.rank.process.Records", no_memory)
     with pytest.raises(SystemExit) as end:
         module.ModelRunner().alloc_memory_pool() if early else Rig()
     assert end.value.code == 69

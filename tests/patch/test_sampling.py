@@ -7,10 +7,11 @@ import logging
 import pytest
 import torch
 
-from kdtree_verify import kernel, report, reporter, state
-from kdtree_verify.state import State
-from kdtree_verify.status import read
-from kdtree_verify.status_table import table
+from kdtree_verify.rank import kernel, report, reporter
+from kdtree_verify.reporting import state
+from kdtree_verify.reporting.state import State
+from kdtree_verify.reporting.status import read
+from kdtree_verify.reporting.status_table import table
 from rig import Rig
 
 WAYS = pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_layers_take_turns(arm) -> None:
 
 
 def test_a_kernel_that_goes_wrong_is_told_and_kept(arm, defective_dir, monkeypatch, tmp_path, caplog) -> None:
-    monkeypatch.setattr("kdtree_verify.reporter.LOOK_EVERY", 3600.0)  # nobody else takes it, or tells
+    monkeypatch.setattr("kdtree_verify.rank.reporter.LOOK_EVERY", 3600.0)  # nobody else takes it, or tells
     process = arm("on", sample_every=2, library_dir=defective_dir)
     rig = Rig()
     rig.run(rig.step())
@@ -131,7 +132,7 @@ def test_what_fails_in_sampling_ends_nothing(arm, defective_dir, monkeypatch, ca
     elif what == "compare":
         monkeypatch.setattr(process.rank.kernel, "compare", lambda *args, **kwargs: 10)
     elif what == "memory":
-        monkeypatch.setattr("kdtree_verify.sampling.torch.empty_like", broken)
+        monkeypatch.setattr("kdtree_verify.rank.sampling.torch.empty_like", broken)
     for _ in range(2):
         assert torch.equal(rig.run(step), ours)
     assert process.rank.verdict().state is State.SERVING

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from kdtree_verify import library, selftest
-from kdtree_verify.abi import V_DIM, DType, VerifyArgs
-from kdtree_verify.call import DTYPES
+from kdtree_verify import selftest
 from kdtree_verify.config import Device, from_environment
 from kdtree_verify.errors import SelftestFailed, UsageError
+from kdtree_verify.native import library
+from kdtree_verify.native.abi import V_DIM, DType, VerifyArgs
+from kdtree_verify.native.call import DTYPES
 from kdtree_verify.selftest import golden
 from kdtree_verify.selftest.report import CaseResult
 from kdtree_verify.selftest.runner import bounds

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kdtree_verify import library, selftest
+from kdtree_verify import selftest
 from kdtree_verify.config import Device
+from kdtree_verify.native import library
 from kdtree_verify.selftest.shapes import SHAPES
 
 HEADS, DRAFT_TOKENS = 18, 13

@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from kdtree_verify import contract, health, state, status, status_table
+from kdtree_verify import contract
 from kdtree_verify.config import Config, Mode, from_environment
 from kdtree_verify.doctor.arguments import Plan
+from kdtree_verify.reporting import health, state, status, status_table
+from kdtree_verify.reporting.state import Identity, State, Verdict
 from kdtree_verify.startup import about, clock
 from kdtree_verify.startup.follow import follow
 from kdtree_verify.startup.phases import Phase, Phases
 from kdtree_verify.startup.watch import Watch
 from kdtree_verify.startup.weights import Loading, Reading
-from kdtree_verify.state import Identity, State, Verdict
 
 MEGABYTE = 1 << 20
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdtree_verify import kernel, report, state
-from kdtree_verify.abi import Status
-from kdtree_verify.eligibility import Reason
 from kdtree_verify.errors import DeviceError, LibraryError
-from kdtree_verify.records import Model
-from kdtree_verify.state import State
+from kdtree_verify.native.abi import Status
+from kdtree_verify.rank import kernel, report
+from kdtree_verify.rank.eligibility import Reason
+from kdtree_verify.rank.records import Model
+from kdtree_verify.reporting import state
+from kdtree_verify.reporting.state import State
 from rig import Rig
 
 
@@ -34,7 +35,7 @@ def test_validate_answers_as_stock_and_reports_the_difference(arm, defective_dir
 
 @pytest.mark.parametrize("pool", [None, torch.float8_e4m3fn], ids=str)
 def test_validate_keeps_the_call_for_whoever_looks_into_it(arm, defective_dir, pool, monkeypatch) -> None:
-    monkeypatch.setattr("kdtree_verify.reporter.LOOK_EVERY", 3600.0)  # nobody else takes it
+    monkeypatch.setattr("kdtree_verify.rank.reporter.LOOK_EVERY", 3600.0)  # nobody else takes it
     process = arm("validate", library_dir=defective_dir)
     rig = Rig(prefixes=(33, 70), graph_batch=4, fp8_pool=pool)
     rig.run(rig.step())
@@ -61,7 +62,7 @@ def test_no_memory_for_the_box_is_no_reason_not_to_serve(arm, stock, monkeypatch
     def no_memory(*args, **kwargs):
         raise DeviceError("cudaHostAlloc failed", "cudaErrorMemoryAllocation: out of memory", "check")
 
-    monkeypatch.setattr("kdtree_verify.process.Box", no_memory)
+    monkeypatch.setattr("kdtree_verify.rank.process.Box", no_memory)
     process = arm("validate")
     rig = Rig()
     assert torch.equal(rig.run(rig.step()), stock)
@@ -129,7 +130,7 @@ def test_no_memory_in_validate_leaves_stocks_answer(arm, stock, monkeypatch) -> 
         raise torch.OutOfMemoryError("no memory")
 
     step = rig.step()
-    monkeypatch.setattr("kdtree_verify.rank.torch.empty_like", no_memory)
+    monkeypatch.setattr("kdtree_verify.rank.rank.torch.empty_like", no_memory)
     assert torch.equal(rig.run(step), stock)
     assert "no memory" in process.rank.verdict().reason
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kdtree_verify import report, state, yardstick
+from kdtree_verify.rank import report, yardstick
+from kdtree_verify.reporting import state
 from rig import Rig
 
 

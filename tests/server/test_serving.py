@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from demo.verdict import LARGEST_REL_L2, differences
-from kdtree_verify.kernel import REL_L2_BOUND, REL_L2_BOUND_FP8_POOL
+from kdtree_verify.rank.kernel import REL_L2_BOUND, REL_L2_BOUND_FP8_POOL
 from outcome import Outcome
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from demo import conversation
-from kdtree_verify import health, status
+from kdtree_verify.reporting import health, status
 from outcome import REQUESTS
 from proof.server import Server, free_port, started, state_of
 from serving import NGRAM, Launch

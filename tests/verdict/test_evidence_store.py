@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import made
-from kdtree_verify import state
 from kdtree_verify.evidence import files, follower, history, read, server
 from kdtree_verify.evidence.follower import Follower
 from kdtree_verify.evidence.history import History
+from kdtree_verify.reporting import state
 
 
 class Clock:

@@ -9,12 +9,14 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import abi, library, status_command, versions
+from . import versions
 from .config import Config, Device, from_environment
-from .devices import check_architecture, on_machine
 from .doctor import command as doctor
 from .errors import ExitCode, KdtreeError, LibraryError, UsageError
+from .native import abi, library
+from .native.devices import check_architecture, on_machine
 from .replay import command as replay
+from .reporting import status_command
 from .verdict import command as report
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from . import arguments, preflight, redaction, state
+from . import arguments, preflight, redaction
 from .config import Config, Mode, from_environment
 from .doctor import arguments as plan
 from .errors import ContractError, KdtreeError, end_process
+from .reporting import state
 from .startup import about, clock
 from .startup.watch import REPEAT_EVERY, Watch, say
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import state
 from .config import Mode
+from .reporting import state
+from .reporting.state import State, Verdict
 from .startup.phases import Phase, Phases
-from .state import State, Verdict
 from .wrap import wrap_once
 
 logger = logging.getLogger(__name__)

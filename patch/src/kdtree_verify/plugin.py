@@ -45,7 +45,7 @@ def _register() -> None:
 
         when_imported(SCHEDULER_MODULE, lambda module: off.report_scheduler(module, config.state_dir))
         return
-    from .process import Process
+    from .rank.process import Process
 
     process = Process(config)
     when_imported(RUNNER_MODULE, process.patch_runner)

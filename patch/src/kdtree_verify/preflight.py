@@ -9,9 +9,10 @@ import os
 import sys
 from importlib.metadata import entry_points
 
-from . import contract, library
+from . import contract
 from .config import Config, Device, from_environment
 from .errors import ContractError, ExitCode, KdtreeError, LibraryError
+from .native import library
 
 GROUP = "sglang.srt.plugins"
 NAME = "kdtree"

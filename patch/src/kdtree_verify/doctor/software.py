@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .. import __version__, contract, library, preflight
+from .. import __version__, contract, preflight
 from ..config import Device
 from ..errors import ExitCode, LibraryError, SelftestFailed
+from ..native import library
 from . import process
 from .finding import Finding, Status, ok, warning
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .. import state
+from ..reporting import state
 from . import files, server, setup
 from .history import History
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import jsonfile
-from ..state import MOST_BYTES, SERVER_FILE
+from ..reporting.state import MOST_BYTES, SERVER_FILE
 
 _MOST_ANCESTORS = 16
 _SGLANGS = "sglang.srt.runtime_context"  # asked only where it is loaded: importing it takes seconds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ..state import State
+from ..reporting.state import State
 
 Document = dict[str, Any]
 Values = Iterator[tuple[tuple[str, ...], float]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ..abi import MAX_BATCH, MAX_DRAFT_TOKENS, MAX_HEADS, QK_DIM, V_DIM
-from ..records import Model
+from ..native.abi import MAX_BATCH, MAX_DRAFT_TOKENS, MAX_HEADS, QK_DIM, V_DIM
+from ..rank.records import Model
 
 # float32 is the host library's: a server on the CPU may hold all in it.
 OUT_DTYPES = (torch.bfloat16, torch.float32)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import library
 from ..config import Config, Device
-from ..devices import check_architecture, on_machine
 from ..errors import UsageError
+from ..native import library
+from ..native.devices import check_architecture, on_machine
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import UsageError
-from ..records import Model
+from ..rank.records import Model
 from .capture import Capture
 from .folder import UNFINISHED
 from .origin import Origin

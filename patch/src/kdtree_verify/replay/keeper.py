@@ -15,7 +15,7 @@ import torch
 
 from ..config import Config
 from ..evidence import server
-from ..library import Description
+from ..native.library import Description
 from . import file, folder, origin
 from .capture import Capture
 from .origin import Origin

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..library import Description
+from ..native.library import Description
 from ..versions import versions
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..abi import V_DIM
+from ..native.abi import V_DIM
 from .capture import Capture
 
 _SCORES_AT_ONCE = 1 << 22  # 32 MiB of float64, held a few times over

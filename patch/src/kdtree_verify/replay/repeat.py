@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import abi, contract
-from ..call import Call, verify_args
+from .. import contract
 from ..errors import DeviceError, LibraryError
-from ..library import Library
+from ..native import abi
+from ..native.call import Call, verify_args
+from ..native.library import Library
 from .capture import Capture
 
 STOCK_MODULE = "sglang.kernels.ops.attention.extend_attention"

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-from ..abi import MAX_DRAFT_TOKENS, MAX_HEADS
 from ..errors import SelftestFailed, UsageError
-from ..library import Library
+from ..native.abi import MAX_DRAFT_TOKENS, MAX_HEADS
+from ..native.library import Library
 from .report import FIX, CaseResult, SelftestReport
 from .runner import Runner
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from .. import abi
-from ..call import Call, compare_args, gate_args
-from ..library import Library
+from ..native import abi
+from ..native.call import Call, compare_args, gate_args
+from ..native.library import Library
 from . import golden
 from .report import CaseResult, Mode
 from .shapes import Layout, Metadata

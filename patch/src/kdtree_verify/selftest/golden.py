@@ -25,7 +25,7 @@ from importlib import resources
 import numpy as np
 import torch
 
-from ..abi import QK_DIM, V_DIM
+from ..native.abi import QK_DIM, V_DIM
 
 TOKENS = 256
 PATTERNS = 16

@@ -18,9 +18,9 @@ import time
 
 import torch
 
-from .. import abi
-from ..call import DTYPES, Call, verify_args
-from ..library import Library
+from ..native import abi
+from ..native.call import DTYPES, Call, verify_args
+from ..native.library import Library
 from . import golden
 from .counters import Counters
 from .report import CaseResult, Mode, SelftestReport

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import torch
 
-from ..abi import QK_DIM, V_DIM
+from ..native.abi import QK_DIM, V_DIM
 from . import golden
 
 MARKER = 0x7FDE  # int16 view of the output before a call: a NaN that no arithmetic makes

@@ -7,9 +7,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from .. import library
 from ..config import Config, Mode
 from ..errors import KdtreeError
+from ..native import library
 from ..versions import versions
 
 IMAGE = Path("/opt/kdtree/image.json")

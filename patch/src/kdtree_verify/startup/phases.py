@@ -11,9 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .. import jsonfile, state
+from .. import jsonfile
 from ..config import Mode
-from ..state import State, Verdict
+from ..reporting import state
+from ..reporting.state import State, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .. import health, status
 from ..doctor.arguments import Plan
-from ..state import State
-from ..status import Rank, Snapshot
+from ..reporting import health, status
+from ..reporting.state import State
+from ..reporting.status import Rank, Snapshot
 from . import clock
 from .clock import span
 from .phases import Phase

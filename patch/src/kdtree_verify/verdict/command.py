@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import state
 from ..config import IMAGE_EVIDENCE_DIR, Config
 from ..errors import ExitCode, UsageError
 from ..evidence import read
+from ..reporting import state
 from . import installed, judge, merge, page, saving, text
 from .document import Report, document
 

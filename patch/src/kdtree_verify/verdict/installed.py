@@ -6,7 +6,7 @@ import hashlib
 
 from ..config import Config, Device
 from ..evidence.setup import Setup
-from ..library import FILE_NAMES
+from ..native.library import FILE_NAMES
 from ..versions import versions
 
 

@@ -12,7 +12,7 @@ from ..errors import ExitCode
 from ..evidence.history import largest, nan_last
 from ..evidence.read import Cell
 from ..evidence.setup import Setup
-from ..state import State
+from ..reporting.state import State
 from . import ranges
 from . import thresholds as enough
 from .merge import LABELS, Merged

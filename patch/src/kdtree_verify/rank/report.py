@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from . import state
-from .config import Mode
+from ..config import Mode
+from ..native.library import Description
+from ..reporting import state
 from .kernel import POOL_NAMES, REL_L2_BOUND, REL_L2_BOUND_FP8_POOL, rel_l2_bound
-from .library import Description
 from .rank import Rank
 from .records import LayerFigures, Model
 

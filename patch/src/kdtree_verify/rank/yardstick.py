@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from .abi import V_DIM, LayerRecord, Status
-from .call import Call
+from ..native.abi import V_DIM, LayerRecord, Status
+from ..native.call import Call
+from ..selftest import golden
 from .kernel import Kernel
 from .records import Place
-from .selftest import golden
 
 logger = logging.getLogger(__name__)
 

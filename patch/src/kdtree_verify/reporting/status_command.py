@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..config import Config
+from ..errors import ExitCode, printable
+from ..replay import folder
 from . import health, status, status_table
-from .config import Config
-from .errors import ExitCode, printable
-from .replay import folder
 
 _HEALTH = """\
 For a container's health check, and for probes. It asks the state folder, and SGLang only what costs the GPU nothing.

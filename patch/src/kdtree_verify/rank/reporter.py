@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import report, state
+from ..reporting import state
+from . import report
 from .rank import Rank
 from .records import Model
 

@@ -8,10 +8,10 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..config import Device
+from ..errors import LibraryError
+from ..versions import package_version
 from . import abi
-from .config import Device
-from .errors import LibraryError
-from .versions import package_version
 
 FILE_NAMES = {Device.CUDA: "libkdtree_verify_cuda.so", Device.CPU: "libkdtree_verify_host.so"}
 _KINDS = {Device.CUDA: "cuda", Device.CPU: "host"}

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from . import contract, eligibility
+from .. import contract
+from ..wrap import wrap_once
+from . import eligibility
 from .eligibility import Reason
 from .rank import Rank
 from .records import Model
-from .wrap import wrap_once
 
 _GUARD = "_kdtree_guard"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .errors import printable
+from ..errors import printable
 from .status import Rank, Snapshot
 
 _WORST_LAYERS = 3

@@ -11,22 +11,25 @@ from typing import Any
 
 import torch
 
-from . import contract, hook, library, metrics, report, selftest, state, yardstick
+from .. import contract, metrics, selftest
+from ..config import Config, Mode
+from ..errors import ContractError, DeviceError, KdtreeError, end_process
+from ..evidence.follower import Follower
+from ..native import library
+from ..replay import keeper
+from ..reporting import state
+from ..reporting.state import State, Verdict
+from ..startup.follow import follow
+from ..startup.phases import Phase, Phases
+from ..wrap import wrap_once
+from . import hook, report, yardstick
 from .apart import Apart
 from .box import Box
-from .config import Config, Mode
 from .eligibility import Reason, backend_reason, runner_reason
-from .errors import ContractError, DeviceError, KdtreeError, end_process
-from .evidence.follower import Follower
 from .kernel import Kernel
 from .rank import Armed, Rank
 from .records import Model, Records
-from .replay import keeper
 from .reporter import Reporter
-from .startup.follow import follow
-from .startup.phases import Phase, Phases
-from .state import State, Verdict
-from .wrap import wrap_once
 
 logger = logging.getLogger(__name__)
 
@@ -260,6 +263,6 @@ def _verify_backend(scheduler: Any) -> Any:
 def _device_facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"kind": "cpu"}
-    from . import gpu
+    from ..native import gpu
 
     return {"kind": "cuda", **asdict(gpu.facts(device.index))}

@@ -27,8 +27,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from .config import Mode
-from .errors import ExitCode, KdtreeError, UsageError
+from ..config import Mode
+from ..errors import ExitCode, KdtreeError, UsageError
 from .state import State
 from .status import SERVES, STALE_AFTER, Rank, Snapshot
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import jsonfile
-from .config import PRODUCT_CAPABILITY, Mode
-from .finite import finite
+from .. import jsonfile
+from ..config import PRODUCT_CAPABILITY, Mode
+from ..finite import finite
 from .state import MOST_BYTES, RANK_FILES, SCHEMA, SERVER_FILE, State
 
 STALE_AFTER = 30.0

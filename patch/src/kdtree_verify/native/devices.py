@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import DeviceError, UsageError
 from . import abi
-from .errors import DeviceError, UsageError
 from .library import Library
 
 if TYPE_CHECKING:

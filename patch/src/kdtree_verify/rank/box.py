@@ -11,10 +11,10 @@ import logging
 
 import torch
 
-from . import abi
-from .call import DTYPES, Call, verify_args
+from ..native import abi
+from ..native.call import DTYPES, Call, verify_args
+from ..replay.capture import Capture
 from .records import Model
-from .replay.capture import Capture
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Box:
         self.size = size
         state = ctypes.sizeof(abi.BoxState)
         if device.type == "cuda":
-            from . import gpu
+            from ..native import gpu
 
             self._host, self._mapped = gpu.mapped_host_memory(device.index, size)
         else:

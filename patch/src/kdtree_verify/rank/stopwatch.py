@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from .abi import Status
+from ..native.abi import Status
 from .kernel import Kernel
 from .records import Records
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .abi import Status
+from ..native.abi import Status
+from ..native.call import Call
 from .box import Box
-from .call import Call
 from .kernel import Kernel
 from .records import Model, Place, Records
 

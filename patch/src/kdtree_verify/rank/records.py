@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import torch
 
-from .abi import BATCH_BUCKETS, PREFIX_BUCKETS, LayerRecord, ShapeRecord
+from ..native.abi import BATCH_BUCKETS, PREFIX_BUCKETS, LayerRecord, ShapeRecord
 from .eligibility import Reason
 
 LAYER_SLOTS = 512
@@ -100,7 +100,7 @@ class Records:
     def __init__(self, device: torch.device):
         self._mirror: int | None = None
         if device.type == "cuda":
-            from . import gpu
+            from ..native import gpu
 
             self._memory = torch.zeros(_DEVICE_BYTES, dtype=torch.uint8, device=device)
             host, self._mirror = gpu.mapped_host_memory(device.index, _BYTES)

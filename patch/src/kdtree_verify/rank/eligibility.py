@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from . import abi
-from .call import DTYPES, Call
-from .library import Description
+from ..native import abi
+from ..native.call import DTYPES, Call
+from ..native.library import Description
 
 
 class Reason(StrEnum):

@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from . import jsonfile, redaction
-from .config import Mode
-from .errors import ExitCode, UsageError
-from .versions import versions
+from .. import jsonfile, redaction
+from ..config import Mode
+from ..errors import ExitCode, UsageError
+from ..versions import versions
 
 SCHEMA = 1
 MOST_BYTES = 16 << 20

@@ -11,7 +11,7 @@ from typing import Any
 
 from cuda.bindings import runtime
 
-from .errors import DeviceError
+from ..errors import DeviceError
 
 _FIX = "check the driver and the GPU with nvidia-smi, then start again"
 

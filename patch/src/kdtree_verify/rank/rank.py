@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
+from ..config import Mode
+from ..errors import LibraryError
+from ..native.abi import Status
+from ..native.call import Call
+from ..reporting.state import State, Verdict
 from . import eligibility
-from .abi import Status
 from .box import Box
-from .call import Call
-from .config import Mode
 from .eligibility import Reason
-from .errors import LibraryError
 from .kernel import Kernel
 from .records import Model, Place, Records
 from .sampling import Sampler
-from .state import State, Verdict
 from .stopwatch import Stopwatch
 from .yardstick import Yardstick
 

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import torch
 
-from . import abi
-from .call import Call, compare_args, gate_args, verify_args
-from .config import Device
+from ..config import Device
+from ..errors import DeviceError, LibraryError
+from ..native import abi
+from ..native.call import Call, compare_args, gate_args, verify_args
+from ..native.library import Library
 from .eligibility import Limits
-from .errors import DeviceError, LibraryError
-from .library import Library
 from .records import Place
 
 # A compare call that is further from stock than this leaves its bound. Stock itself is 2e-3 from float64 with a bf16

@@ -1,0 +1,1 @@
+"""What runs in a scheduler process: it arms the kernel, answers verify calls by the mode, measures, and tells."""
