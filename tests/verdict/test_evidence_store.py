@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -336,6 +337,31 @@ def test_a_server_is_its_launchers(tmp_path: Path) -> None:
     found = server.of_this_process(tmp_path)
     assert (found.expected_ranks, found.model) == (4, "m/x")
     assert found == server.of_this_process(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("told", "model"),
+    [
+        ({"revision": None, "load_format": "auto", "json_model_override_args": "{}"}, "m"),
+        (
+            {"revision": "v2", "load_format": "dummy", "json_model_override_args": "{}"},
+            "m (revision v2, load format dummy)",
+        ),
+        (
+            {"revision": None, "load_format": "auto", "json_model_override_args": '{"num_hidden_layers": 1}'},
+            "m (overrides f864da121ccd)",
+        ),
+        ({}, "m"),
+    ],
+)
+def test_weights_that_are_loaded_otherwise_are_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, str | None], model: str
+) -> None:
+    document = state.server_document(state.Mode.VALIDATE, ["--model-path", "m"], 1) | {"pid": os.getppid()}
+    state.write(tmp_path / "server.json", document)
+    settings = SimpleNamespace(get_server_args=lambda: SimpleNamespace(**told))
+    monkeypatch.setitem(sys.modules, server._SGLANGS, settings)
+    assert server.of_this_process(tmp_path).model == model
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import sys
@@ -26,7 +27,7 @@ class Server:
         run: A name that all ranks of the run share, and no other run has.
         host: The host's, or the container's, name.
         expected_ranks: Scheduler processes that it starts on this host; None where nothing said.
-        model: The target model's path or name.
+        model: The target model's path or name, with what of SGLang's settings makes another model of it.
     """
 
     run: str
@@ -44,10 +45,10 @@ def of_this_process(state_dir: Path) -> Server:
     launcher = _launcher(state_dir, [pid for pid, _ in parents])
     if launcher is not None:
         run = f"{host}-{launcher['pid']}-{launcher['started_at']:.0f}"
-        return Server(run, host, launcher.get("expected_ranks"), _model(launcher.get("argv") or []))
+        return Server(run, host, launcher.get("expected_ranks"), _as_loaded(_model(launcher.get("argv") or [])))
     # Started without it: the ranks have their parent in common.
     pid, started = parents[0] if parents else (os.getpid(), "0")
-    return Server(f"{host}-{pid}-{_boot()}-{started}", host, None, _sglangs_model())
+    return Server(f"{host}-{pid}-{_boot()}-{started}", host, None, _as_loaded(_sglangs_model()))
 
 
 def _launcher(state_dir: Path, parents: Sequence[int]) -> dict[str, Any] | None:
@@ -95,6 +96,24 @@ def _sglangs_model() -> str | None:
         return str(sys.modules[_SGLANGS].get_server_args().model_path)
     except Exception:
         return None
+
+
+def _as_loaded(model: str | None) -> str | None:
+    """The model, and how SGLang was told to load it where that is not as it would by itself."""
+    if model is None:
+        return None
+    try:
+        told = sys.modules[_SGLANGS].get_server_args()
+        revision, load, overrides = (
+            str(getattr(told, name) or "") for name in ("revision", "load_format", "json_model_override_args")
+        )
+    except Exception:
+        return model
+    settings = [f"revision {revision}"] if revision else []
+    settings += [f"load format {load}"] if load not in ("", "auto") else []
+    if overrides not in ("", "{}"):  # whatever they say stays out of the file: it is anybody's text
+        settings.append(f"overrides {hashlib.sha256(overrides.encode()).hexdigest()[:12]}")
+    return f"{model} ({', '.join(settings)})" if settings else model
 
 
 def sizes() -> dict[str, int | None]:
