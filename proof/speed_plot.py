@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from bench import svg
 
 from .speed import BATCHES, CELLS, CONTEXTS, LAYERS, Cell, Times, name_of
 
 _COLORS = {"off": "#b23a48", "on": "#0b6e4f", "validate": "#3d5a80"}
-_DASHED_BATCHES = BATCHES[1:]
+_DRAWN_BATCHES = (BATCHES[0], BATCHES[-1])
+"""Of the step's lines: those between would only fill the space."""
 
 
 def throughput(times: Times, caption: str) -> str | None:
@@ -25,7 +29,7 @@ def throughput(times: Times, caption: str) -> str | None:
     if not series:
         return None
     values = [1.0, *(value for one in series for _, value in one.points)]
-    y = svg.Axis("times off's tokens a second", svg.decades([min(values) * 0.9, *values]), log=True)
+    y = svg.Axis("times off's tokens a second", _octaves(values), log=True)
     groups = [f"{cell.context // 1024}K\nx {cell.batch}" for cell in cells]
     title = f"Decode throughput by context and requests, {LAYERS[0]} layers"
     return svg.bars(title, caption, groups, y, series, mark=1.0)
@@ -34,21 +38,27 @@ def throughput(times: Times, caption: str) -> str | None:
 def step(times: Times, caption: str) -> str | None:
     """Milliseconds of a verify step over context, a line for each mode and batch; None where nothing is measured."""
     series = []
-    for batch in BATCHES:
+    for batch in _DRAWN_BATCHES:
         for mode, color in _COLORS.items():
             points = [
                 (float(context), value)
                 for context in CONTEXTS
                 if (value := _value(times, mode, Cell(context, batch), "step_ms"))
             ]
-            # Of validate only the single request: three more lines would hide the others.
-            if len(points) > 1 and (mode != "validate" or batch == BATCHES[0]):
-                series.append(svg.Series(f"{mode} x {batch}", color, points, dashed=batch in _DASHED_BATCHES))
+            if len(points) > 1:
+                dashed = batch != _DRAWN_BATCHES[0]
+                series.append(svg.Series(f"{mode} x {batch}" + (" (dashed)" if dashed else ""), color, points, dashed))
     if not series:
         return None
     x = svg.Axis("context, tokens", [float(c) for c in CONTEXTS], log=True, label=lambda c: f"{c / 1024:g}K")
     y = svg.Axis("milliseconds", svg.decades([value for one in series for _, value in one.points]), log=True)
     return svg.lines(f"Time of a verify step by requests, {LAYERS[0]} layers", caption, x, y, series)
+
+
+def _octaves(values: Sequence[float]) -> list[float]:
+    """Ticks that hold the values: powers of two."""
+    first, last = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+    return [2.0**power for power in range(first, max(last, first + 1) + 1)]
 
 
 def _value(times: Times, mode: str, cell: Cell, figure: str) -> float | None:
