@@ -21,9 +21,9 @@ PROGRAM = """
 import ctypes, sys
 sys.path.insert(0, {src!r})
 from pathlib import Path
-from kdtree_verify import abi
+from kdtree_verify.native import abi
 from kdtree_verify.config import Device
-from kdtree_verify.library import load
+from kdtree_verify.native.library import load
 library = load(Path({folder!r}), Device.CUDA)
 about = library.description
 print(about.device_kind, *about.archs, *(dtype.name for dtype in sorted(about.pool_dtypes)))

@@ -114,7 +114,7 @@ from pathlib import Path
 from cases import Case, make_call
 from harness import Harness
 from kdtree_verify.config import Device
-from kdtree_verify.library import load
+from kdtree_verify.native.library import load
 from oracle import DEVICE, Errors, on_gpu
 harness = Harness(load(Path({library!r}), Device.CUDA), DEVICE)
 call = on_gpu(make_call(Case((300, 20), (8, 8), 8)))
