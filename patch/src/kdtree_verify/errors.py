@@ -9,6 +9,8 @@ import sys
 from enum import IntEnum
 from typing import NoReturn
 
+from .terminal import printable
+
 
 class ExitCode(IntEnum):
     """Process exit codes of the entrypoint, the launcher, the plugin and the `kdtree` command."""
@@ -39,11 +41,6 @@ class ExitCode(IntEnum):
     """The user may not read the model, or not write what is compiled and downloaded."""
     CONTRACT = 78
     """SGLang is not what the patch was written for, the plugin cannot load, or the backend is not Triton."""
-
-
-def printable(text: str) -> str:
-    """The text in one line, without what could steer a terminal."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 class KdtreeError(Exception):

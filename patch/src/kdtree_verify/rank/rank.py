@@ -102,7 +102,10 @@ class Rank:
         if self.mode is Mode.ON:
             self._serve(call, place)
             if self._sampler is not None:
-                problem = self._sampler.sample(stock, args, kwargs, model=model, layer=layer, place=place)
+                try:
+                    problem = self._sampler.sample(stock, args, kwargs, call, model, layer, place)
+                except Exception as error:
+                    problem = repr(error)  # ours is answered already, and is served
                 if problem is not None:
                     self._log_once(f"a call could not be sampled: {problem}; ours is served")
             return None

@@ -37,27 +37,15 @@ class Sampler:
         stock: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
+        call: Call,
         model: Model,
         layer: int,
         place: Place,
     ) -> str | None:
-        """After ours has answered stock(*args, **kwargs). Never raises; returns what went wrong, or None."""
-        try:
-            return self._sample(stock, args, kwargs, model, layer, place)
-        except Exception as error:
-            return repr(error)
+        """After ours has answered `call`, which is Call(*args, **kwargs); returns what went wrong, or None.
 
-    def _sample(
-        self,
-        stock: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        model: Model,
-        layer: int,
-        place: Place,
-    ) -> str | None:
-        call = Call(*args, **kwargs)
+        May raise: torch and stock do.
+        """
         requests = call.qo_indptr.shape[0]
         gated = call._replace(
             # Freed on return, as validate's.

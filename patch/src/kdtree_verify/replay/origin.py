@@ -19,7 +19,7 @@ class Origin:
         at: Unix time.
         mode: KDTREE_VERIFY.
         rank: The rank's name, e.g. dp0-pp0-tp0.
-        model_path: --model-path; None where SGLang has not said.
+        model_path: --model-path, and how it is loaded (evidence.server.Server.model); None where SGLang has not said.
         device: The device's name, e.g. "NVIDIA RTX PRO 6000 Blackwell Workstation Edition".
         library: What library_facts says of it.
         versions: Of this package, sglang, torch, cuda; None where not installed.

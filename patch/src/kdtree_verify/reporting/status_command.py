@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import ExitCode, printable
+from ..errors import ExitCode
 from ..replay import folder
+from ..terminal import printable
 from . import health, status, status_table
 
 _HEALTH = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..errors import printable
+from ..terminal import columns, printable
 from .status import Rank, Snapshot
 
 _WORST_LAYERS = 3
@@ -19,7 +19,7 @@ _LAYER_HEAD = ("worst layers", "rank", "worst rel. L2", "rel. L2", "max abs", "c
 def table(snapshot: Snapshot) -> str:
     """The snapshot for a person."""
     lines = [_server_line(snapshot), ""]
-    lines += _columns([_RANK_HEAD, *map(_rank_row, snapshot.ranks)]) if snapshot.ranks else ["no rank reports"]
+    lines += columns([_RANK_HEAD, *map(_rank_row, snapshot.ranks)]) if snapshot.ranks else ["no rank reports"]
     lines += [f"{rank.name}: {_reason(rank)}" for rank in snapshot.ranks if _reason(rank)]
     worst = sorted(
         ((layer.get("worst_rel_l2") or 0.0, rank.name, layer) for rank in snapshot.ranks for layer in rank.layers),
@@ -27,7 +27,7 @@ def table(snapshot: Snapshot) -> str:
         reverse=True,
     )[:_WORST_LAYERS]
     if worst and any(layer.get("compare_calls") for _, _, layer in worst):
-        lines += ["", *_columns([_LAYER_HEAD, *(_layer_row(name, layer) for _, name, layer in worst)])]
+        lines += ["", *columns([_LAYER_HEAD, *(_layer_row(name, layer) for _, name, layer in worst)])]
     lines += ["", *_library_lines(snapshot), *(f"warning: {warning}" for warning in snapshot.warnings())]
     # A reason, or a file that is not ours, may hold anything: what could steer a terminal is not shown.
     return "\n".join(map(printable, lines)).rstrip()
@@ -99,11 +99,6 @@ def _library_lines(snapshot: Snapshot) -> list[str]:
         on = device.get("name") or device.get("kind")
         lines.append(f"library: {library['path']}{archs}, sha256 {library['sha256'][:12]}, on {on}")
     return lines
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _duration(seconds: float) -> str:

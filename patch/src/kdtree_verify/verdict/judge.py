@@ -133,7 +133,7 @@ def _layers(merged: Merged) -> Criterion:
     for rank in merged.ranks.values():
         stage = [set(other.layers) for other in merged.ranks.values() if other.pipeline == rank.pipeline]
         if missing := sorted(set().union(*stage) - set(rank.layers)):
-            return Criterion("layers", Status.MISSING, f"{rank.name} lacks {_layer_name(*missing[0])}", wanted)
+            return Criterion("layers", Status.MISSING, f"{rank.name} lacks {ranges.layer(*missing[0])}", wanted)
         counts.add(len(rank.layers))
     if not merged.rank_layers:
         return Criterion("layers", Status.MISSING, "no verify call was made", wanted)
@@ -144,7 +144,7 @@ def _calls(merged: Merged) -> Criterion:
     wanted = f"{enough.CALLS_PER_LAYER:,} compared calls in each of the target's layers, in each rank"
     # A draft's layers do not decide the answers: what it proposes is verified.
     counts = [
-        (layer.compare_calls, f"{_layer_name(*key)} of {rank.name}")
+        (layer.compare_calls, f"{ranges.layer(*key)} of {rank.name}")
         for rank in merged.ranks.values()
         for key, layer in rank.layers.items()
         if layer.model == "target"
@@ -250,7 +250,7 @@ def _explained(merged: Merged) -> Criterion:
     if limit is None or not layers:
         return Criterion("explained", Status.MISSING, "not measured", "a difference that rounding explains")
     worst, where = max(layers, key=lambda found: nan_last(found[0].rel_l2))
-    layer = f"{_layer_name(*worst.key)}{where}"
+    layer = f"{ranges.layer(*worst.key)}{where}"
     found = f"{ranges.difference(worst.rel_l2)} in {layer}, the layer that is furthest from stock"
     wanted = f"at most {ranges.difference(limit)}, {enough.EXPLAINED_FACTOR:g} times both errors against float64"
     return Criterion("explained", Status.MET if worst.rel_l2 <= limit else Status.FAILED, found, wanted)
@@ -284,10 +284,6 @@ def not_covered(merged: Merged) -> Iterator[str]:
 def _end(ends: Sequence[int | None]) -> int | None:
     """The last of some ranges' ends; None where one is open."""
     return None if None in ends else max(end for end in ends if end is not None)
-
-
-def _layer_name(model: str, layer: int) -> str:
-    return f"{'draft ' if model == 'draft' else ''}layer {layer}"
 
 
 def _when(met: bool) -> Status:

@@ -37,7 +37,7 @@ def _per_layer(evidence: Merged) -> str:
     draft = [layer for layer in layers if layer.model != "target"]
     after = max((layer.layer for layer in target), default=-1) + 1
     places = [*((layer.layer, layer) for layer in target), *((after + i, layer) for i, layer in enumerate(draft))]
-    name = {place: f"{'draft ' if layer.model != 'target' else ''}layer {layer.layer}" for place, layer in places}
+    name = {place: ranges.layer(*layer.key) for place, layer in places}
     worst = [
         (float(x), each.worst_rel_l2, f"{name[x]}: worst {ranges.difference(each.worst_rel_l2)}") for x, each in places
     ]

@@ -1,4 +1,4 @@
-"""Ranges of counts and differences, as people read them."""
+"""Ranges of counts, differences and layers, as people read them."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def batch(start: int, below: int | None) -> str:
     if below is None:
         return f"{start} and more"
     return str(start) if below == start + 1 else f"{start} to {below - 1}"
+
+
+def layer(model: str, number: int) -> str:
+    """A layer's name; a draft model's layers are counted by themselves."""
+    return f"{'draft ' if model == 'draft' else ''}layer {number}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from ..evidence.history import nan_last
 from ..evidence.setup import Setup
+from ..terminal import columns, printable
 from . import ranges
 from .document import Report, runs
 from .judge import Status, Verdict, well_compared
@@ -19,7 +19,7 @@ _WORST_LAYERS = 3
 
 def text(report: Report) -> str:
     """All of it, without the history."""
-    return "\n".join(_harmless(line).rstrip() for line in _lines(report)) + "\n"
+    return "\n".join(printable(line).rstrip() for line in _lines(report)) + "\n"
 
 
 def headline(report: Report) -> str:
@@ -53,11 +53,6 @@ def versions_line(setup: Setup) -> str:
 def when(seconds: float) -> str:
     """A time of the epoch, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
-
-
-def _harmless(line: str) -> str:
-    # A model's name comes from a file: what would command the terminal is shown as what it is not.
-    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _lines(report: Report) -> list[str]:
@@ -95,10 +90,10 @@ def _layer_lines(evidence: Merged) -> list[str]:
     layers = sorted(evidence.layers(), key=lambda layer: nan_last(layer.worst_rel_l2), reverse=True)[:_WORST_LAYERS]
     rows = [("worst layers", "worst rel. L2", "rel. L2", "compared", "beyond bound")]
     for layer in layers:
-        name = f"{'draft ' if layer.model == 'draft' else ''}layer {layer.layer}"
+        name = ranges.layer(*layer.key)
         figures = (ranges.difference(layer.worst_rel_l2), ranges.difference(layer.rel_l2))
         rows.append((name, *figures, f"{layer.compare_calls:,}", f"{layer.exceeded_calls:,}"))
-    return ["", *_columns(rows)] if layers else []
+    return ["", *columns(rows)] if layers else []
 
 
 def _cell_lines(report: Report) -> list[str]:
@@ -123,12 +118,7 @@ def _cell_lines(report: Report) -> list[str]:
             )
         )
     note = "times: device time of one layer's call; what a step would save is an estimate, a layer's times the layers"
-    return ["", *_columns(rows), note if report.times else "no times: only calls in CUDA graphs are timed"]
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return ["", *columns(rows), note if report.times else "no times: only calls in CUDA graphs are timed"]
 
 
 def _some(lines: list[str], most: int) -> list[str]:
