@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_the_pages_exit_codes_are_the_verdicts() -> None:
 
 def test_it_fits_a_terminal(report: Report) -> None:
     assert max(map(len, text.text(report).splitlines())) <= 132
+
+
+def test_a_model_s_name_does_not_steer_the_terminal(report: Report) -> None:
+    setup = dataclasses.replace(report.evidence.setup, model="m\x1b[2J\x07")
+    evidence = dataclasses.replace(report.evidence, setup=setup)
+    shown = text.text(dataclasses.replace(report, evidence=evidence))
+    assert "m?[2J?" in shown
+    assert shown.replace("\n", "").isprintable()
