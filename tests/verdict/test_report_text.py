@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -71,8 +70,8 @@ def test_it_fits_a_terminal(report: Report) -> None:
 
 
 def test_a_model_s_name_does_not_steer_the_terminal(report: Report) -> None:
-    setup = dataclasses.replace(report.evidence.setup, model="m\x1b[2J\x07")
-    evidence = dataclasses.replace(report.evidence, setup=setup)
-    shown = text.text(dataclasses.replace(report, evidence=evidence))
+    setup = replace(report.evidence.setup, model="m\x1b[2J\x07")
+    evidence = replace(report.evidence, setup=setup)
+    shown = text.text(replace(report, evidence=evidence))
     assert "m?[2J?" in shown
     assert shown.replace("\n", "").isprintable()
