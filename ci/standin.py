@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pins_reader
 from engine_debs import Debs, DebsError, archive
+from pinning import lockfile
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "standin"
@@ -51,7 +51,7 @@ class StandinError(RuntimeError):
     """A stand-in cannot be built; the text is one line."""
 
 
-FAILURES = (DebsError, pins_reader.PinsError, StandinError)
+FAILURES = (DebsError, lockfile.PinsError, StandinError)
 
 
 def say(text: str) -> None:
@@ -125,9 +125,9 @@ def debian() -> str:
     return image
 
 
-def locked(sets: tuple[str, ...]) -> list[pins_reader.Wheel]:
+def locked(sets: tuple[str, ...]) -> list[lockfile.Wheel]:
     """The wheels of the sets that a stand-in gets."""
-    return [wheel for wheel in pins_reader.merged(pins_reader.load(), sets) if wheel.normalized not in LEFT_OUT]
+    return [wheel for wheel in lockfile.merged(lockfile.load(), sets) if wheel.normalized not in LEFT_OUT]
 
 
 def parts(name: str, sets: tuple[str, ...], *others: Path, everything: bool = False) -> Path:
@@ -139,12 +139,12 @@ def parts(name: str, sets: tuple[str, ...], *others: Path, everything: bool = Fa
     folder = BUILD / "parts" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    chosen = pins_reader.merged(pins_reader.load(), sets) if everything else locked(sets)
+    chosen = lockfile.merged(lockfile.load(), sets) if everything else locked(sets)
     wanted = {(wheel.normalized, wheel.version): wheel for wheel in chosen}
     (folder / "requirements.txt").write_text("".join(f"{wheel.pip_line}\n" for wheel in wanted.values()))
     for path in (ROOT / "build" / "wheelhouse").glob("*.whl"):
         project, version = path.name.split("-")[:2]
-        if (pins_reader.normalize(project), version) in wanted:
+        if (lockfile.normalize(project), version) in wanted:
             os.link(path, folder / path.name)
     for other in others:
         shutil.copy(other, folder)
@@ -208,7 +208,7 @@ def sglang() -> str:
         "VENV": str(Path(assumed["python"]["executable"]).parent.parent),
         "SOURCE": assumed["sglang"]["source"],
         "COMMIT_VARIABLE": assumed["sglang"]["commit-variable"],
-        "COMMIT": f"{pins_reader.get(pins_reader.load(), 'sglang.commit')}-stand-in",
+        "COMMIT": f"{lockfile.get(lockfile.load(), 'sglang.commit')}-stand-in",
         "CACHES": assumed["files"]["caches"],
         "NVIDIA_ENTRYPOINT": assumed["files"]["nvidia-entrypoint"],
     }
@@ -225,7 +225,7 @@ def contexts() -> dict[str, str]:
     """The build contexts, by name, that put the stand-ins in place of the pinned bases; builds what is missing."""
     BUILD.mkdir(parents=True, exist_ok=True)
     made = {"images.cuda-devel": cuda(), "images.sglang": sglang()}
-    return {pins_reader.get(pins_reader.load(), key): f"docker-image://{image}" for key, image in made.items()}
+    return {lockfile.get(lockfile.load(), key): f"docker-image://{image}" for key, image in made.items()}
 
 
 def main() -> int:

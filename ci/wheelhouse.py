@@ -22,8 +22,8 @@ import sys
 import venv
 from pathlib import Path
 
-import pins_reader
-from pins_reader import PinsError, Wheel
+from pinning import lockfile
+from pinning.lockfile import PinsError, Wheel
 
 BUILD = Path(__file__).resolve().parents[1] / "build"
 WHEELHOUSE = BUILD / "wheelhouse"
@@ -56,17 +56,17 @@ def main(argv: list[str]) -> int:
 
 def fill(set_names: list[str]) -> None:
     """Downloads what the wheelhouse lacks of the sets. Raises PinsError naming the wheel that cannot be had."""
-    table = pins_reader.load()
+    table = lockfile.load()
     WHEELHOUSE.mkdir(parents=True, exist_ok=True)
     with (WHEELHOUSE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for set_name in set_names:  # one at a time: two sets may hold two versions of a project
-            wanted = pins_reader.wheels(table, set_name)
+            wanted = lockfile.wheels(table, set_name)
             missing = lacking(wanted)
             if not missing:
                 continue
             print(f"wheelhouse: {set_name}: downloading {len(missing)} of {len(wanted)} wheels", file=sys.stderr)
-            pip = Downloader(pins_reader.get(table, "python.test"))
+            pip = Downloader(lockfile.get(table, "python.test"))
             if pip.download(missing) is None:
                 continue
             # One of them failed: fetch singly, so that the rest is kept and the culprit has a name.
@@ -80,7 +80,7 @@ def lacking(wanted: list[Wheel]) -> list[Wheel]:
     present: dict[tuple[str, str], Path] = {}
     for path in WHEELHOUSE.glob("*.whl"):
         name, version = path.name.split("-")[:2]
-        present[pins_reader.normalize(name), version] = path
+        present[lockfile.normalize(name), version] = path
     missing = []
     for wheel in wanted:
         file = present.get((wheel.normalized, wheel.version))
@@ -96,9 +96,7 @@ def install(set_name: str, folder: Path) -> None:
     """Replaces the folder by a fresh installation of the set; a broken one never stands under its name."""
     partial = folder.with_name(folder.name + ".partial")
     requirements = WHEELHOUSE / f"{set_name}.txt"
-    requirements.write_text(
-        "".join(f"{wheel.pip_line}\n" for wheel in pins_reader.wheels(pins_reader.load(), set_name))
-    )
+    requirements.write_text("".join(f"{wheel.pip_line}\n" for wheel in lockfile.wheels(lockfile.load(), set_name)))
     shutil.rmtree(partial, ignore_errors=True)
     reason = _pip(
         "install", "--no-deps", "--require-hashes", "--no-index", f"--find-links={WHEELHOUSE}",

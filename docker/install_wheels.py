@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Adds our wheel, and what it needs and the base lacks: install_wheels.py OURS PINS OFFLINE
 
-Run by the base's own Python inside the build. OURS: folder with the kdtree-verify wheel. PINS: folder with
-pins_reader.py and pins.toml, whose set runtime-added is installed by hash where missing. OFFLINE: folder of wheels to
-take those from instead of the index; may be empty. Nothing that was installed before may change: that is compared.
+Run by the base's own Python inside the build. OURS: folder with the kdtree-verify wheel. PINS: folder with pins.toml,
+whose set runtime-added is installed by hash where missing, and its reader, pinning/lockfile.py. OFFLINE: folder of
+wheels to take those from instead of the index; may be empty. Nothing that was installed before may change: that is
+compared.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def main(argv: list[str]) -> int:
         return EXIT_USAGE
     ours, pins_folder, offline = map(Path, argv)
     sys.path.insert(0, str(pins_folder))
-    import pins_reader
+    from pinning import lockfile
 
     before = installed()
-    wanted = [(wheel.normalized, wheel.pip_line) for wheel in pins_reader.wheels(pins_reader.load(), "runtime-added")]
+    wanted = [(wheel.normalized, wheel.pip_line) for wheel in lockfile.wheels(lockfile.load(), "runtime-added")]
     added = install_missing(wanted, before, offline)
     pip("--no-index", *map(str, ours.glob("*.whl")))
     importlib.invalidate_caches()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import pins_reader
+from pinning import lockfile
 
 from . import pack, packs
 from .errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE, ContainerError, Unavailable
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     parsed = _Parser(prog="ci/gpu-container", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parsed.add_subparsers(dest="verb", required=True, metavar="pack | engine | run")
     packing = verbs.add_parser("pack")
-    archs = pins_reader.get(pins_reader.load(), "cuda.architectures")
+    archs = lockfile.get(lockfile.load(), "cuda.architectures")
     packing.add_argument(
         "--archs", default=f"{archs} 90a", help="of the CUDA library (default: the product's and an H200's)"
     )

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import pins_reader
 from gpu_bundle import build, install, requirements
+from pinning import lockfile
 
-PINS = pins_reader.load()
-TABLE = pins_reader.wheel_set(PINS, "gpu-bundle")
+PINS = lockfile.load()
+TABLE = lockfile.wheel_set(PINS, "gpu-bundle")
 
 
 # ---- The lock --------------------------------------------------------------------------------------------
 
 
 def test_every_locked_wheel_is_a_root_with_one_hash() -> None:
-    locked = pins_reader.wheels(PINS, "gpu-bundle")
+    locked = lockfile.wheels(PINS, "gpu-bundle")
     assert {wheel.requirement for wheel in locked} == set(TABLE["roots-without-dependencies"])
     assert all(len(wheel.sha256) == 1 for wheel in locked)
 
@@ -34,13 +34,13 @@ def test_the_server_is_the_newest_tested_one() -> None:
 
 
 def test_versions_are_those_that_the_cpu_server_is_tested_with() -> None:
-    tested = {wheel.normalized: wheel.version for wheel in pins_reader.wheels(PINS, "server-cpu")}
-    for wheel in pins_reader.wheels(PINS, "gpu-bundle"):
+    tested = {wheel.normalized: wheel.version for wheel in lockfile.wheels(PINS, "server-cpu")}
+    for wheel in lockfile.wheels(PINS, "gpu-bundle"):
         assert tested[wheel.normalized] == wheel.version
 
 
 def test_what_is_left_out_is_neither_bundled_nor_expected_there() -> None:
-    bundled = {wheel.normalized for wheel in pins_reader.wheels(PINS, "gpu-bundle")}
+    bundled = {wheel.normalized for wheel in lockfile.wheels(PINS, "gpu-bundle")}
     assert not bundled & (requirements.ABSENT.keys() | set(requirements.THERE))
     assert not requirements.ABSENT.keys() & set(requirements.THERE)
 

@@ -1,4 +1,4 @@
-"""ci/pins.py, its check and its lock writer."""
+"""ci/pins, its check and its lock writer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Any
 
 import pytest
 
-import pins
-import pins_check
-import pins_lock
-import pins_reader
+from pinning import check, cli, lockfile, relock
 
-PINS = pins_reader.load()
-CUDA_DEVEL = pins_reader.get(PINS, "images.cuda-devel")
+PINS = lockfile.load()
+CUDA_DEVEL = lockfile.get(PINS, "images.cuda-devel")
 DIGEST = "0" * 64
 
 
 def test_an_image_prints_as_a_reference_by_digest() -> None:
     image = PINS["images"]["sglang"]
-    assert pins_reader.get(PINS, "images.sglang") == f"{image['name']}:{image['tag']}@{image['digest']}"
-    assert pins_reader.get(PINS, "images.sglang.tag") == image["tag"]
+    assert lockfile.get(PINS, "images.sglang") == f"{image['name']}:{image['tag']}@{image['digest']}"
+    assert lockfile.get(PINS, "images.sglang.tag") == image["tag"]
 
 
 @pytest.mark.parametrize(
@@ -30,13 +27,13 @@ def test_an_image_prints_as_a_reference_by_digest() -> None:
     [("images.none", "stopped at 'none'"), ("images", "is a table"), ("cuda.nvcc.more", "stopped at 'more'")],
 )
 def test_a_key_that_has_no_value_is_named(key: str, words: str) -> None:
-    with pytest.raises(pins_reader.PinsError, match=words):
-        pins_reader.get(PINS, key)
+    with pytest.raises(lockfile.PinsError, match=words):
+        lockfile.get(PINS, key)
 
 
 @pytest.mark.parametrize("name", PINS["wheels"])
 def test_every_requirement_is_exact_and_hashed(name: str) -> None:
-    for wheel in pins_reader.wheels(PINS, name):
+    for wheel in lockfile.wheels(PINS, name):
         requirement, *hashes = wheel.pip_line.split()
         assert requirement.count("==") == 1
         assert hashes
@@ -44,20 +41,20 @@ def test_every_requirement_is_exact_and_hashed(name: str) -> None:
 
 
 def test_sets_that_disagree_are_refused() -> None:
-    with pytest.raises(pins_reader.PinsError, match="sets disagree: sglang"):
-        pins_reader.merged(PINS, ["server-cpu", "sglang-pin"])
+    with pytest.raises(lockfile.PinsError, match="sets disagree: sglang"):
+        lockfile.merged(PINS, ["server-cpu", "sglang-pin"])
 
 
 @pytest.mark.parametrize("entry", ["torch", "torch>=2", "torch==2 --pre"])
 def test_a_malformed_lock_entry_is_refused(entry: str) -> None:
     table = {"wheels": {"some": {"lock": {entry: DIGEST}}}}
-    with pytest.raises(pins_reader.PinsError, match="expected"):
-        pins_reader.wheels(table, "some")
+    with pytest.raises(lockfile.PinsError, match="expected"):
+        lockfile.wheels(table, "some")
 
 
 def test_a_hash_that_is_no_sha256_is_refused() -> None:
-    with pytest.raises(pins_reader.PinsError, match="expected"):
-        pins_reader.wheels({"wheels": {"some": {"lock": {"torch==2": "abc"}}}}, "some")
+    with pytest.raises(lockfile.PinsError, match="expected"):
+        lockfile.wheels({"wheels": {"some": {"lock": {"torch==2": "abc"}}}}, "some")
 
 
 @pytest.mark.parametrize(
@@ -65,22 +62,22 @@ def test_a_hash_that_is_no_sha256_is_refused() -> None:
     [(["get", "cuda.nvcc"], 0), (["get", "nothing"], 1), (["requirements"], 64), ([], 64), (["lock"], 64)],
 )
 def test_exit_status(arguments: list[str], status: int) -> None:
-    assert pins.main(arguments) == status
+    assert cli.main(arguments) == status
 
 
 def test_the_repository_keeps_to_its_pins(capsys: pytest.CaptureFixture[str]) -> None:
-    status = pins_check.main(PINS)
+    status = check.main(PINS)
     assert (status, capsys.readouterr().err) == (0, "")
 
 
 def tree(root: Path) -> Path:
     """The few files that the check reads, in a folder of their own."""
     files = {
-        "docker/Dockerfile": f"""ARG KDTREE_ARCHS={pins_reader.get(PINS, "cuda.architectures")}
+        "docker/Dockerfile": f"""ARG KDTREE_ARCHS={lockfile.get(PINS, "cuda.architectures")}
 FROM {CUDA_DEVEL} AS kernel
 RUN true
 FROM kernel AS wheel
-FROM {pins_reader.get(PINS, "images.sglang")} AS runtime
+FROM {lockfile.get(PINS, "images.sglang")} AS runtime
 RUN true \\
  # a comment between two lines
  && pip install --no-deps \\
@@ -90,8 +87,8 @@ RUN true \\
             f"services:\n  {name}:\n    image: {image}\n"
             for name, image in [
                 ("server", "${KDTREE_IMAGE:-kdtree:local}"),
-                ("prometheus", pins_reader.get(PINS, "images.prometheus")),
-                ("grafana", pins_reader.get(PINS, "images.grafana")),
+                ("prometheus", lockfile.get(PINS, "images.prometheus")),
+                ("grafana", lockfile.get(PINS, "images.grafana")),
             ]
         ),
         "kernel/include/kdtree_verify.h": '#define KDTREE_VERSION "1.2.3"\n',
@@ -105,7 +102,7 @@ RUN true \\
 
 
 def test_the_check_accepts_what_keeps_to_the_pins(tmp_path: Path) -> None:
-    assert pins_check.main(PINS, tree(tmp_path)) == 0
+    assert check.main(PINS, tree(tmp_path)) == 0
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -122,13 +119,13 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
     [
         (edit("docker/Dockerfile", "@sha256:0412", "@sha256:0413"), "is not in pins.toml"),
         (
-            edit("docker/Dockerfile", f"FROM {pins_reader.get(PINS, 'images.cuda-devel')}", "FROM debian:12"),
+            edit("docker/Dockerfile", f"FROM {lockfile.get(PINS, 'images.cuda-devel')}", "FROM debian:12"),
             "FROM debian:12",
         ),
         (edit("docker/Dockerfile", "=120a", "=90a"), "KDTREE_ARCHS defaults to 90a"),
         (edit("docker/Dockerfile", "--require-hashes ", ""), "docker/Dockerfile: pip without"),
         (edit("compose.yaml", "@sha256:8786", "@sha256:8787"), "compose.yaml: image prom/prometheus"),
-        (edit("compose.yaml", f"image: {pins_reader.get(PINS, 'images.grafana')}", ""), "nothing runs grafana/grafana"),
+        (edit("compose.yaml", f"image: {lockfile.get(PINS, 'images.grafana')}", ""), "nothing runs grafana/grafana"),
         (edit("ci/some", "--no-index ", ""), "ci/some: pip without"),
         (edit("kernel/include/kdtree_verify.h", "1.2.3", "1.2.4"), "version 1.2.4"),
     ],
@@ -137,7 +134,7 @@ def test_the_check_names_what_floats(
     change: Callable[[Path], None], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(tree(tmp_path))
-    assert pins_check.main(PINS, tmp_path) == 1
+    assert check.main(PINS, tmp_path) == 1
     assert words in capsys.readouterr().err
 
 
@@ -162,7 +159,7 @@ def test_the_check_reads_the_file_itself(path: str, value: Any, words: str, tmp_
     for folder in folders:
         node = node[folder]
     node[leaf] = value
-    complaints = [*pins_check.images(broken), *pins_check.wheel_sets(broken), *pins_check.agreement(broken)]
+    complaints = [*check.images(broken), *check.wheel_sets(broken), *check.agreement(broken)]
     assert any(words in complaint for complaint in complaints)
 
 
@@ -171,9 +168,9 @@ def test_a_new_lock_replaces_its_own_table_only(tmp_path: Path, monkeypatch: pyt
     before = '# head\n[wheels.a]\nroots = ["x==1"]\n\n[wheels.a.lock]\n"old==1" = "00"\n"old2==1" = "00"\n'
     after = '\n[wheels.b.lock]\n"kept==1" = "11"\n'
     file.write_text(before + after)
-    monkeypatch.setattr(pins_lock, "PINS_FILE", file)
-    pins_lock._rewrite("a", [pins_reader.Wheel("x", "1", (DIGEST,)), pins_reader.Wheel("y", "2", (DIGEST, DIGEST))])
+    monkeypatch.setattr(relock, "PINS_FILE", file)
+    relock._rewrite("a", [lockfile.Wheel("x", "1", (DIGEST,)), lockfile.Wheel("y", "2", (DIGEST, DIGEST))])
     expected = f'"x==1" = "{DIGEST}"\n"y==2" = ["{DIGEST}", "{DIGEST}"]\n'
     assert file.read_text() == before.partition('"old==1"')[0] + expected + after
-    with pytest.raises(pins_reader.PinsError, match="0 tables"):
-        pins_lock._rewrite("none", [])
+    with pytest.raises(lockfile.PinsError, match="0 tables"):
+        relock._rewrite("none", [])

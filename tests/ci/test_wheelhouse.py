@@ -46,7 +46,7 @@ def lock(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What pins.toml's set `some` locks; filled by the test."""
     entries: dict[str, str] = {}
     table: dict[str, Any] = {"python": {"test": "3.11"}, "wheels": {"some": {"lock": entries}}}
-    monkeypatch.setattr(wheelhouse.pins_reader, "load", lambda: table)
+    monkeypatch.setattr(wheelhouse.lockfile, "load", lambda: table)
     return entries
 
 

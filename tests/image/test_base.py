@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import pins_reader
 from containers import ROOT, Ran
+from pinning import lockfile
 
 pytestmark = pytest.mark.docker
 
 LIST = (ROOT / "docker" / "base-assumptions.toml").read_text()
-COMMIT = pins_reader.get(pins_reader.load(), "sglang.commit")
+COMMIT = lockfile.get(lockfile.load(), "sglang.commit")
 
 
 @pytest.fixture
@@ -73,12 +73,12 @@ def test_variables_that_differ(check: Callable[..., Ran]) -> None:
 
 
 def test_the_build_stops_at_a_base_that_differs(image: dict[str, Any]) -> None:
-    pinned = pins_reader.load()
+    pinned = lockfile.load()
     done = subprocess.run(
         [
             *("docker-buildx", "build", "--progress=plain", "--network=none", "--build-arg=SGLANG_COMMIT=0123456"),
-            f"--build-context={pins_reader.get(pinned, 'images.sglang')}=docker-image://{image['base']}",
-            f"--build-context={pins_reader.get(pinned, 'images.cuda-devel')}=docker-image://{image['base']}",
+            f"--build-context={lockfile.get(pinned, 'images.sglang')}=docker-image://{image['base']}",
+            f"--build-context={lockfile.get(pinned, 'images.cuda-devel')}=docker-image://{image['base']}",
             *("--target=runtime", "--file=docker/Dockerfile", "."),
         ],
         cwd=ROOT,

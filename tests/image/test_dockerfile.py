@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pins_reader
 from kdtree_verify.doctor import nvml
+from pinning import lockfile
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
@@ -20,7 +20,7 @@ def default(name: str) -> str:
 
 
 def test_the_commit_is_the_pinned_one() -> None:
-    assert default("SGLANG_COMMIT") == pins_reader.get(pins_reader.load(), "sglang.commit")
+    assert default("SGLANG_COMMIT") == lockfile.get(lockfile.load(), "sglang.commit")
 
 
 def test_the_version_is_the_header_s() -> None:
@@ -29,7 +29,7 @@ def test_the_version_is_the_header_s() -> None:
 
 
 def test_the_driver_s_floor_is_the_pinned_one() -> None:
-    assert int(pins_reader.get(pins_reader.load(), "cuda.minimum-driver").split(".")[0]) == nvml.DRIVER_FLOOR
+    assert int(lockfile.get(lockfile.load(), "cuda.minimum-driver").split(".")[0]) == nvml.DRIVER_FLOOR
 
 
 def test_no_registry_is_asked_for_a_frontend() -> None:

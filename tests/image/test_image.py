@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import pins_reader
 from containers import Ran, wait_until
 from engine_debs import DebsError, archive
 from fake_driver import FAKES, H200, RTX, device, libcuda, several
+from pinning import lockfile
 
 if TYPE_CHECKING:
     import docker
@@ -32,7 +32,7 @@ def test_what_it_says_of_itself(client: docker.DockerClient, image: dict[str, An
     assert config["Healthcheck"]["Test"] == ["CMD", "/opt/sglang/bin/kdtree", "health", "--url", "auto"]
     assert config["Healthcheck"]["StartPeriod"] >= 20 * 60 * 10**9
     labels = config["Labels"]
-    assert labels["ai.sglang.build.commit"].startswith(pins_reader.get(pins_reader.load(), "sglang.commit"))
+    assert labels["ai.sglang.build.commit"].startswith(lockfile.get(lockfile.load(), "sglang.commit"))
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", labels["org.opencontainers.image.revision"])
     assert labels["org.opencontainers.image.version"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pins_reader
-from pins_reader import PinsError, normalize
+from . import lockfile
+from .lockfile import PinsError, normalize
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILT_ON = ("sglang", "cuda-devel")
 RUN_BESIDE = ("prometheus", "grafana")
 
@@ -41,7 +41,7 @@ def wheel_sets(pins: dict[str, Any]) -> Iterator[str]:
     """Every root is an exact version, and the lock (or a set it adds to) has that version."""
     for name, table in pins.get("wheels", {}).items():
         try:
-            locked = pins_reader.merged(pins, [name, *table.get("adds-to", [])])
+            locked = lockfile.merged(pins, [name, *table.get("adds-to", [])])
         except PinsError as error:
             yield str(error)
             continue
@@ -51,7 +51,7 @@ def wheel_sets(pins: dict[str, Any]) -> Iterator[str]:
             if not version:
                 yield f"[wheels.{name}] root {root} is not an exact version"
             elif have.get(normalize(project)) != version:
-                yield f"[wheels.{name}] lock lacks its root {root}. Fix: ci/pins.py lock {name}"
+                yield f"[wheels.{name}] lock lacks its root {root}. Fix: ci/pins lock {name}"
 
 
 def agreement(pins: dict[str, Any]) -> Iterator[str]:
@@ -73,20 +73,20 @@ def dockerfile(pins: dict[str, Any], root: Path) -> Iterator[str]:
     text = _read(root, "docker/Dockerfile")
     stages = set(re.findall(r"^FROM .* AS (\S+)$", text, re.M))
     bases = {base for base in re.findall(r"^FROM (?:--\S+ )*(\S+)", text, re.M) if base not in stages | {"scratch"}}
-    pinned = {pins_reader.get(pins, f"images.{key}") for key in BUILT_ON}
+    pinned = {lockfile.get(pins, f"images.{key}") for key in BUILT_ON}
     for base in sorted(bases - pinned):
         yield f"docker/Dockerfile: FROM {base} is not in pins.toml"
     for image in sorted(pinned - bases):
         yield f"docker/Dockerfile: nothing is built FROM {image}"
     for value in re.findall(r"^ARG KDTREE_ARCHS=\"?([^\"\n]*)", text, re.M):
-        if value != pins_reader.get(pins, "cuda.architectures"):
+        if value != lockfile.get(pins, "cuda.architectures"):
             yield f"docker/Dockerfile: KDTREE_ARCHS defaults to {value}, pins.toml has another"
 
 
 def compose(pins: dict[str, Any], root: Path) -> Iterator[str]:
     """Images that compose.yaml takes from elsewhere are the pinned ones; its own has a variable for a name."""
     named = set(re.findall(r"^ +image: ([^$\s]\S*)$", _read(root, "compose.yaml"), re.M))
-    pinned = {pins_reader.get(pins, f"images.{key}") for key in RUN_BESIDE}
+    pinned = {lockfile.get(pins, f"images.{key}") for key in RUN_BESIDE}
     for image in sorted(named - pinned):
         yield f"compose.yaml: image {image} is not in pins.toml"
     for image in sorted(pinned - named):
@@ -98,7 +98,7 @@ def installs(root: Path) -> Iterator[str]:
     command = re.compile(r"\bpip3?[\"']? (?:-\S+ )*(?:install|download)\b")
     files = [path for folder in ("ci", "docker", ".ci") for path in sorted((root / folder).rglob("*"))]
     for path in files:
-        if not path.is_file() or path.suffix in (".pyc", ".toml") or path.name.startswith("pins_"):
+        if not path.is_file() or path.suffix in (".pyc", ".toml") or path.parent.name == "pinning":
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         text = re.sub(r"^\s*#.*\n", "", text, flags=re.M).replace("\\\n", " ")

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pins_reader
-from pins_reader import PINS_FILE, PinsError, Wheel, normalize
+from . import lockfile
+from .lockfile import PINS_FILE, PinsError, Wheel, normalize
 
 # A wheel for another Python is asked for by platform tag; pip matches each tag exactly, so all are listed.
 PLATFORMS = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
@@ -23,8 +23,8 @@ PLATFORMS = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
 
 def relock(pins: dict[str, Any], set_name: str) -> None:
     """Rewrites [wheels.SET.lock]. The set's keys are read: roots, roots-without-dependencies, adds-to, pythons."""
-    table = pins_reader.wheel_set(pins, set_name)
-    base = {wheel.normalized: wheel for other in table.get("adds-to", []) for wheel in pins_reader.wheels(pins, other)}
+    table = lockfile.wheel_set(pins, set_name)
+    base = {wheel.normalized: wheel for other in table.get("adds-to", []) for wheel in lockfile.wheels(pins, other)}
     with tempfile.TemporaryDirectory(prefix="kdtree-lock-") as scratch:
         folder = Path(scratch)
         constraints = folder / "constraints.txt"

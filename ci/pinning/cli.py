@@ -1,19 +1,17 @@
-#!/usr/bin/env python3
 """The command for ci/pins.toml, the one file of pins.
 
-pins.py get KEY            one value by its dotted path; an image's table prints as name:tag@digest
-pins.py requirements SET.. the sets' locked wheels as pip --require-hashes lines
-pins.py check              holds the repository to the pins (pins_check.py)
-pins.py lock SET           resolves the set's roots anew and rewrites its lock (pins_lock.py)
+ci/pins get KEY            one value by its dotted path; an image's table prints as name:tag@digest
+ci/pins requirements SET.. the sets' locked wheels as pip --require-hashes lines
+ci/pins check              holds the repository to the pins
+ci/pins lock SET           resolves the set's roots anew and rewrites its lock
 """
 
 from __future__ import annotations
 
 import sys
 
-import pins_check
-import pins_lock
-from pins_reader import PinsError, get, load, merged
+from . import check, relock
+from .lockfile import PinsError, get, load, merged
 
 EXIT_USAGE = 64
 
@@ -26,9 +24,9 @@ def main(argv: list[str]) -> int:
             case ["requirements", *set_names] if set_names:
                 print("\n".join(wheel.pip_line for wheel in merged(load(), set_names)))
             case ["check"]:
-                return pins_check.main(load())
+                return check.main(load())
             case ["lock", set_name]:
-                pins_lock.relock(load(), set_name)
+                relock.relock(load(), set_name)
             case _:
                 print(__doc__, file=sys.stderr)
                 return EXIT_USAGE
@@ -36,7 +34,3 @@ def main(argv: list[str]) -> int:
         print(f"pins: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

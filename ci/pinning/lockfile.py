@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PINS_FILE = Path(__file__).with_name("pins.toml")
+PINS_FILE = Path(__file__).parents[1] / "pins.toml"
 _LOCK_KEY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -81,7 +81,7 @@ def wheels(pins: dict[str, Any], set_name: str) -> list[Wheel]:
     """The locked wheels of one set, checked for shape."""
     lock = wheel_set(pins, set_name).get("lock", {})
     if not lock:
-        raise PinsError(f"wheel set {set_name!r} has an empty lock. Fix: ci/pins.py lock {set_name}")
+        raise PinsError(f"wheel set {set_name!r} has an empty lock. Fix: ci/pins lock {set_name}")
     found = []
     for key, value in lock.items():
         match = _LOCK_KEY.fullmatch(key)

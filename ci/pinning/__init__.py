@@ -1,0 +1,1 @@
+"""ci/pins.toml, the one file of pins: read, checked, resolved anew. Run by ci/pins; docs/supply-chain/pins.md."""
