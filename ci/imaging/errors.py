@@ -1,0 +1,22 @@
+"""Why there is no image, in one line, and the exit codes of ci/image."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+EXIT_FAILED = 1
+EXIT_UNAVAILABLE = 69
+
+
+class ImageError(RuntimeError):
+    """The image cannot be built or is not what it should be; the text is one line."""
+
+
+def output(*command: str | Path, folder: Path | None = None) -> str:
+    """What a command prints, stripped. Raises ImageError with its last words when it fails."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ImageError(f"{' '.join(map(str, command[:3]))} failed: {said}")
+    return done.stdout.strip()
