@@ -5,26 +5,24 @@ Exit codes: 0 as it should be, 1 not so (the last lines say what), 69 this machi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from textwrap import indent
 
-from . import conversation, report, verdict
+from . import report, verdict
+from .modes import TREE, make_model, serve_all
 from .progress import Progress
 from .stack import Stack, StackError
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 IMAGE = "kdtree:stand-in"
-MODES = ("off", "validate", "on")
-ARGUMENTS = "--speculative-algorithm NGRAM --sleep-on-idle"
+ARGUMENTS = f"{TREE} --sleep-on-idle"
 
 FAILED, UNAVAILABLE, INTERRUPTED = 1, 69, 130
 MEMORY = 4 << 30  # bytes: the server in the container, beside the engine
@@ -67,70 +65,14 @@ def build_image() -> dict[str, object]:
     return found
 
 
-def make_model(models: Path) -> str:
-    """Makes the model in `models`, with the image's own Python, unless it is there; returns its folder's name."""
-    maker = ROOT / "ci" / "demo" / "model.py"
-    name = f"mla-{hashlib.sha256(maker.read_bytes()).hexdigest()[:12]}"
-    models.mkdir(parents=True, exist_ok=True)
-    if (models / name).exists():
-        return name
-    done = subprocess.run(
-        [
-            *("docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"),
-            *(f"--volume={maker}:/model.py:ro", f"--volume={models}:/models"),
-            *(IMAGE, "python3", "/model.py", f"/models/{name}.part"),
-        ],
-        stdout=sys.stderr,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise DemoError("the model was not made; the lines above say why")
-    (models / f"{name}.part").rename(models / name)
-    return name
-
-
-def serve(stack: Stack, mode: str, progress: Progress) -> verdict.Run:
-    """One mode, from up to down. Raises StackError, or OSError where the server does not answer a request."""
-    progress.say(f"{mode}: starting")
-    stack.up(mode)
-    stack.wait_healthy(progress.tick)
-    progress.say(f"{mode}: healthy; {len(conversation.REQUESTS)} requests")
-    answers = conversation.hold(stack.url, heard=lambda answer: progress.tick(f"{answer.text}"))
-    figures = report.figures(answers, stack.ranks())
-    said = None
-    if mode == "validate":
-        progress.say("validate: answered; kdtree report")
-        said = stack.report(figures.kernel_calls)
-    run = verdict.Run(answers, figures, said)
-    progress.say(f"{mode}: answered; stopping")
-    stack.down()
-    return run
-
-
 def demonstrate(progress: Progress) -> int:
     """The whole of it; returns the exit code."""
     check_machine()
     progress.say("image: docker/Dockerfile on stand-in bases")
     image = build_image()
     models = BUILD / "demo" / "models"
-    model = make_model(models)
-    stack = Stack(ROOT, IMAGE, models, model, ARGUMENTS)
-    runs = {}
-    try:
-        stack.down()  # what an interrupted demo may have left
-        for mode in MODES:
-            runs[mode] = serve(stack, mode, progress)
-    except (StackError, OSError):
-        print(stack.log(15), file=sys.stderr)
-        raise
-    finally:
-        # Whatever ends the demo, a second interrupt does not end the cleaning up.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        if len(runs) < len(MODES):
-            progress.say("stopping the server")
-            with suppress(StackError):
-                stack.down()
+    stack = Stack(ROOT, IMAGE, models, make_model(IMAGE, models), ARGUMENTS)
+    runs = serve_all(stack, progress)
     seconds = progress.seconds
     report.write(BUILD / "demo.json", runs, seconds, image)
     print(f"\n{report.answers(runs)}\n\n{report.table(runs)}\n")

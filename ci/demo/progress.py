@@ -1,4 +1,4 @@
-"""Lines that tell what the demo is doing: one a step, and one that is rewritten while something is waited for."""
+"""Lines that tell what a long program is doing: one a step, and one that is rewritten while something is waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ EVERY = 10.0  # seconds between two lines of a wait where nothing can be rewritt
 class Progress:
     """Speaks on stderr; the results alone go to stdout."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "demo") -> None:
+        self._name = name
         self._started = time.monotonic()
         self._spoke = 0.0
         self._rewritable = sys.stderr.isatty()
@@ -26,12 +27,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         self._end_wait()
-        print(f"demo {self.seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
+        print(f"{self._name} {self.seconds:5.0f} s  {text}", file=sys.stderr, flush=True)
         self._spoke = time.monotonic()
 
     def tick(self, text: str) -> None:
         """Something is still being waited for."""
-        line = f"demo {self.seconds:5.0f} s    {' '.join(_COLORS.sub('', text).split())}"
+        line = f"{self._name} {self.seconds:5.0f} s    {' '.join(_COLORS.sub('', text).split())}"
         line = line[: shutil.get_terminal_size().columns - 1] if self._rewritable else line[:160]
         if self._rewritable:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,9 +1,10 @@
-"""The server under Docker Compose, as compose.yaml has it with the CPU overlay, one mode at a time."""
+"""The server under Docker Compose, as compose.yaml has it with an overlay, one mode at a time."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = "kdtree-demo"
-FILES = ("compose.yaml", "compose.cpu.yaml")
+ON_CPU = ("compose.yaml", "compose.cpu.yaml")
+ON_GPUS = ("compose.yaml",)
+ON_GPUS_BY_CDI = ("compose.yaml", "compose.cdi.yaml")
 SERVICE = "server"
 MODELS_IN_CONTAINER = "/root/.cache/huggingface"  # where compose.yaml mounts KDTREE_MODELS
 HEALTHY_SECONDS = 300
@@ -35,10 +38,22 @@ class Stack:
         models: Folder on the host that holds the model's.
         model: The model's folder name.
         arguments: Server arguments beside those of the Compose files.
+        files: The Compose files.
+        healthy_seconds: How long a start may take.
     """
 
-    def __init__(self, root: Path, image: str, models: Path, model: str, arguments: str):
-        self._root = root
+    def __init__(
+        self,
+        root: Path,
+        image: str,
+        models: Path,
+        model: str,
+        arguments: str,
+        files: tuple[str, ...] = ON_CPU,
+        healthy_seconds: float = HEALTHY_SECONDS,
+    ):
+        self._files = [f"--file={root / name}" for name in files]
+        self._healthy_seconds = healthy_seconds
         self._port = _free_port()
         # No setting of the user's own reaches the demo: not from the shell, not from .env.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("KDTREE_", "COMPOSE_"))}
@@ -65,9 +80,9 @@ class Stack:
         """Waits until the image's own health check is good and HTTP answers; `tick` gets what the server does now.
 
         Raises:
-            StackError: The container ended, or is not healthy in HEALTHY_SECONDS.
+            StackError: The container ended, or is not healthy in time.
         """
-        deadline = time.monotonic() + HEALTHY_SECONDS
+        deadline = time.monotonic() + self._healthy_seconds
         while time.monotonic() < deadline:
             state = json.loads(self._docker("inspect", "--format={{json .State}}", self._container))
             if state["Status"] != "running":
@@ -77,7 +92,7 @@ class Stack:
                 return
             tick(f"{health}: {self.log(1)}")
             time.sleep(1)
-        raise StackError(f"the server is not healthy after {HEALTHY_SECONDS} s")
+        raise StackError(f"the server is not healthy after {self._healthy_seconds:.0f} s")
 
     def ranks(self) -> list[dict[str, Any]]:
         """What each rank reports, all of it younger than this call; in mode off a rank reports once.
@@ -93,6 +108,10 @@ class Stack:
                 return ranks
             time.sleep(0.5)
         raise StackError(f"a rank has not reported for {SETTLED_SECONDS} s")
+
+    def status(self) -> str:
+        """What `kdtree status` says. Raises StackError."""
+        return self._compose("exec", "--no-TTY", SERVICE, "kdtree", "status")
 
     def report(self, calls: int) -> str:
         """What `kdtree report` says once `calls` compared calls are on the disk: some seconds after the last.
@@ -136,12 +155,16 @@ class Stack:
     def _compose(
         self, *arguments: str, environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)
     ) -> str:
-        files = [f"--file={self._root / name}" for name in FILES]
-        command = ["docker-compose", f"--project-name={PROJECT}", "--env-file=/dev/null", *files, *arguments]
+        command = [*_program(), f"--project-name={PROJECT}", "--env-file=/dev/null", *self._files, *arguments]
         return _output(command, self._environment | (environment or {}), codes)
 
     def _docker(self, *arguments: str) -> str:
         return _output(["docker", *arguments], self._environment)
+
+
+def _program() -> list[str]:
+    # Inside `ci/engine run` it is a program, elsewhere docker's plugin.
+    return ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
 
 
 def _output(command: list[str], environment: dict[str, str], codes: tuple[int, ...] = (0,)) -> str:

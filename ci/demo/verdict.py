@@ -38,11 +38,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Run:
-    """One mode's answers and figures, and what `kdtree report` said of validate's."""
+    """One mode's answers and figures, what `kdtree status` said then, and `kdtree report` of validate's."""
 
     answers: Sequence[Answer]
     figures: Figures
     report: str | None = None
+    status: str = ""
 
 
 class Answered(Protocol):
