@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +23,14 @@ COMMIT = lockfile.get(lockfile.load(), "sglang.commit")
 def check(run: Callable[..., Ran], image: dict[str, Any], tmp_path: Path) -> Callable[..., Ran]:
     """check_base.py in the base image, with a list, a commit, and the options of a container."""
 
-    def checked(assumptions: str = LIST, commit: str = COMMIT, **options: Any) -> Ran:
+    def checked(assumptions: str = LIST, commit: str = COMMIT, *flags: str, **options: Any) -> Ran:
         tmp_path.chmod(0o755)  # for whatever user the container has
         (tmp_path / "list.toml").write_text(assumptions)
         volumes = {
             str(ROOT / "docker" / "check_base.py"): {"bind": "/check_base.py", "mode": "ro"},
             str(tmp_path): {"bind": "/list", "mode": "ro"},
         }
-        command = ("/check_base.py", "/list/list.toml", commit)
+        command = ("/check_base.py", *flags, "/list/list.toml", commit)
         return run(*command, image=image["base"], entrypoint="/opt/sglang/bin/python", volumes=volumes, **options)
 
     return checked
@@ -38,6 +39,17 @@ def check(run: Callable[..., Ran], image: dict[str, Any], tmp_path: Path) -> Cal
 def test_the_base_is_as_assumed(check: Callable[..., Ran]) -> None:
     found = check()
     assert (found.code, found.output) == (0, "")
+
+
+def test_every_assumption_is_told_and_not_the_wrong_ones_alone(check: Callable[..., Ran]) -> None:
+    found = check(LIST, "0123", "--json", environment={"VIRTUAL_ENV": "/opt/sglang"})
+    told = json.loads(found.output)
+    assert found.code == 78
+    assert len(told) > 15
+    assert [each["what"] for each in told if not each["holds"]] == [
+        "SGLANG_BUILD_COMMIT begins with 0123",
+        "VIRTUAL_ENV is not set",
+    ]
 
 
 @pytest.mark.parametrize(
