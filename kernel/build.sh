@@ -5,7 +5,8 @@
 # Prints the source hash that a library says of itself:  build.sh hash host|cuda
 # Needs g++ (CXX) or nvcc (NVCC) and coreutils, nothing else: make and the Dockerfile both call it.
 # The same sources and compiler give the same bytes in any folder: every path on a command line is relative
-# to this folder, no build id is written, symbols are stripped.
+# to this folder, no build id is written, symbols are stripped. What compiled a library is noted beside it
+# (.toolchain), for kernel/hashes.py.
 set -eu
 
 fail() { echo "kdtree: $1: $2. Fix: $3" >&2; exit "${4:-64}"; }
@@ -20,14 +21,23 @@ source_hash() {
     LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1
 }
 
+# note COMPILER: what the host's side of a library depends on, a line each. Of the C library its version alone: its
+# packages change with every security update, and the few bytes of them that are linked in hardly ever do.
+note() {
+  "$1" --version | head -n 1
+  ld --version | head -n 1
+  getconf GNU_LIBC_VERSION
+}
+
 build_host() {
-  rm -f "$out/libkdtree_verify_host.so" # an old one shall not pass for what fails to compile
+  rm -f "$out"/libkdtree_verify_host.* # an old one shall not pass for what fails to compile
   "$cxx" -std=c++17 -O3 -ffp-contract=off -fPIC -shared -pthread -fvisibility=hidden \
     -Wall -Wextra -Werror -Iinclude -I. \
     -DKDTREE_SOURCE_HASH="\"$(source_hash host)\"" \
     -DKDTREE_COMPILER="\"g++ $("$cxx" -dumpfullversion)\"" \
     -Wl,--build-id=none,-s,-z,defs,--version-script=common/exports.map \
     common/*.cpp host/*.cpp -o "$out/libkdtree_verify_host.so"
+  note "$cxx" >"$out/libkdtree_verify_host.toolchain"
 }
 
 build_cuda() {
@@ -39,15 +49,21 @@ build_cuda() {
   # ptxas tells registers and spills, for kernel/report.py; a spill is an error, as every warning is.
   log="$out/libkdtree_verify_cuda.ptxas"
   flags="${NVCC_PREPEND_FLAGS:+ NVCC_PREPEND_FLAGS}${NVCC_APPEND_FLAGS:+ NVCC_APPEND_FLAGS}"
-  rm -f "$out/libkdtree_verify_cuda.so"
+  flags=${flags:+ with$flags}
+  rm -f "$out"/libkdtree_verify_cuda.*
   # shellcheck disable=SC2086  # gencode is a list of words
   "$nvcc" -std=c++17 -O3 $gencode -cudart static -nodlink -shared -Iinclude -I. \
     -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Xptxas -v,-warn-spills -Werror all-warnings \
     -DKDTREE_SOURCE_HASH="\"$(source_hash cuda)\"" \
-    -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')${flags:+ with$flags}\"" \
+    -DKDTREE_COMPILER="\"nvcc $("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/\1/p')$flags\"" \
     -DKDTREE_ARCHS="\"$names\"" \
     -Xlinker -s,--build-id=none,-z,defs,--version-script=common/exports.map \
     common/*.cpp cuda/*.cu -o "$out/libkdtree_verify_cuda.so" 2>"$log" || { cat "$log" >&2; exit 1; }
+  {
+    note "${NVCC_CCBIN:-g++}"
+    echo "$("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\)$/nvcc \1/p; s/^Build //p' | paste -s -d ' ' -)$flags"
+    echo "for $names"
+  } >"$out/libkdtree_verify_cuda.toolchain"
 }
 
 # Everything that can be refused is, before anything is written.

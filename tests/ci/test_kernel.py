@@ -47,6 +47,7 @@ class Checkout:
         for name in ("common/x.cpp", "host/x.cpp", "cuda/x.cu", "include/x.h"):
             program(folder / "kernel" / name, "//\n")
         program(folder / "kernel" / "report.py", "")
+        program(folder / "kernel" / "hashes.py", "import sys; print(*sys.argv[1:])")
         program(folder / "ci" / "system-packages", "#!/bin/sh\n")
         program(folder / "ci" / "cuda-toolchain", "#!/bin/sh\necho /nowhere\n")
         program(folder / "ci" / "pins", "#!/bin/sh\necho 120a\n")
@@ -119,6 +120,12 @@ def test_it_compiles_what_changed_and_no_more(checkout: Checkout) -> None:
         assert ("_FLAGS" in told) == bool(flags)
     (checkout.folder / "kernel" / "cuda" / "x.cu").write_text("// other\n")
     assert checkout.compiled() == ["cuda"]
+
+
+def test_hashes_are_recorded_for_the_pinned_architectures_and_compared_each_time(checkout: Checkout) -> None:
+    assert checkout.run("kernel", "90a").stdout == "check build/lib\n"
+    assert checkout.run("kernel", "--record", KDTREE_ARCHS="90a").stdout == "record build/lib\ncheck build/lib\n"
+    assert "for sm_120a" in (checkout.lib / "libkdtree_verify_cuda.toolchain").read_text()
 
 
 @pytest.mark.parametrize("library", ["host", "cuda"])
