@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
             case ["requirements", *set_names] if set_names:
                 print("\n".join(wheel.pip_line for wheel in merged(load(), set_names)))
             case ["check"]:
-                return check.main(load())
+                return check.main()
             case ["lock", set_name]:
                 relock.relock(load(), set_name)
             case _:

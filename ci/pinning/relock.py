@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import lockfile
+from .files import replace
 from .lockfile import PINS_FILE, PinsError, Wheel, normalize
 
 # A wheel for another Python is asked for by platform tag; pip matches each tag exactly, so all are listed.
@@ -31,10 +32,10 @@ def relock(pins: dict[str, Any], set_name: str) -> None:
         constraints.write_text("".join(f"{wheel.requirement}\n" for wheel in base.values()))
         if table.get("roots"):
             _download(folder, "--constraint", str(constraints), *table["roots"])
-        if table.get("roots-without-dependencies"):
-            _download(folder, "--no-deps", *table["roots-without-dependencies"])
-        names = {wheel.normalized: wheel for wheel in map(_identify, folder.glob("*.whl"))}
-        added = [wheel for name, wheel in names.items() if name not in base]
+        for roots in _rounds(table.get("roots-without-dependencies", [])):
+            _download(folder, "--no-deps", *roots)
+        found = {wheel.requirement: wheel for wheel in map(_identify, folder.glob("*.whl"))}
+        added = [wheel for wheel in found.values() if wheel.normalized not in base]
         running = f"{sys.version_info.major}.{sys.version_info.minor}"
         for python in table.get("pythons", [running]):
             if python != running:
@@ -42,6 +43,18 @@ def relock(pins: dict[str, Any], set_name: str) -> None:
         lock = _collect(folder, {wheel.normalized for wheel in added})
     _rewrite(set_name, lock)
     print(f"pins: [wheels.{set_name}.lock] now has {len(lock)} wheels")
+
+
+def _rounds(roots: list[str]) -> list[list[str]]:
+    """The roots, parted so that no part has a project twice: pip takes one version at a time."""
+    parts: list[list[str]] = []
+    for root in roots:
+        project = root.partition("==")[0] + "=="
+        free = next((part for part in parts if not any(other.startswith(project) for other in part)), None)
+        if free is None:
+            parts.append(free := [])
+        free.append(root)
+    return parts
 
 
 def _download(folder: Path, *arguments: str) -> None:
@@ -62,14 +75,14 @@ def _identify(path: Path) -> Wheel:
 
 
 def _collect(folder: Path, wanted: set[str]) -> list[Wheel]:
-    """The wanted projects' files in the folder, one entry a project with every file's hash."""
+    """The wanted projects' files in the folder, one entry a version with every file's hash."""
     found: dict[str, Wheel] = {}
     for path in sorted(folder.glob("*.whl")):
         wheel = _identify(path)
         if wheel.normalized in wanted:
-            known = found.get(wheel.normalized)
+            known = found.get(wheel.requirement)
             hashes = sorted({*wheel.sha256, *(known.sha256 if known else ())})
-            found[wheel.normalized] = Wheel(normalize(wheel.name), wheel.version, tuple(hashes))
+            found[wheel.requirement] = Wheel(normalize(wheel.name), wheel.version, tuple(hashes))
     return [found[name] for name in sorted(found)]
 
 
@@ -82,7 +95,7 @@ def _rewrite(set_name: str, lock: list[Wheel]) -> None:
     text, count = pattern.subn(lambda _: body, text)
     if count != 1:
         raise PinsError(f"pins.toml has {count} tables named {header.strip()}, expected one")
-    PINS_FILE.write_text(text, encoding="utf-8")
+    replace(PINS_FILE, text)
 
 
 def _value(hashes: tuple[str, ...]) -> str:

