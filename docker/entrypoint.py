@@ -12,10 +12,11 @@
   HF_TOKEN_PATH        file that holds the Hugging Face token
   KDTREE_STATE_DIR     where the server and its ranks report (default /run/kdtree)
 
-Exit codes: 64 bad usage or value, 69 GPU or driver refused, 71 CUDA does not start, 72 /dev/shm too small, 73 the model
-does not fit the GPUs, 75 memlock too low, 77 the model or the caches are another user's, 78 no kdtree-verify wheel;
-later ones are the server's. `kdtree doctor` asks the same, and more. It ends in exec, so that nothing of it remains,
-and never initializes CUDA: a child process does, to try it, and SGLang's ranks do, each for itself.
+Exit codes: 64 bad usage or value, 65 driver too old, 66 another card than the kernel's, 69 no GPU, 71 CUDA does not
+start, 72 /dev/shm too small, 73 the model does not fit the GPUs, 75 memlock too low, 77 the model or the caches are
+another user's, 78 no kdtree-verify wheel; later ones are the server's. `kdtree doctor` asks the same, and more. It ends
+in exec, so that nothing of it remains, and never initializes CUDA: a child process does, to try it, and SGLang's ranks
+do, each for itself.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from .steps import Record
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = "/root/.cache/huggingface"  # where compose.yaml has them
 MODEL = f"{MODELS}/tiny"
-REFUSED = 69
+NO_GPU, OTHER_CARD = 69, 66  # README, "Exit codes"
 STOP_SECONDS = 60  # compose.yaml's stop_grace_period
 COMPOSE_FILES = ("compose.yaml", "compose.cdi.yaml")
 PROJECT = "kdtree"
@@ -88,19 +88,19 @@ class Scenario:
 
     def refusals(self) -> None:
         """The entrypoint's, in containers that end by themselves."""
-        self._refusal("validate without a GPU handed over", "validate", "no GPU can be seen", ())
+        self._refusal("validate without a GPU handed over", "validate", NO_GPU, "no GPU can be seen", ())
         for mode in MODES[1:]:
             if self.profile.refused:
                 what = f"{mode} on this device without the override"
-                self._refusal(what, mode, self.profile.refused, (f"--device={DEVICE}",))
+                self._refusal(what, mode, OTHER_CARD, self.profile.refused, (f"--device={DEVICE}",))
 
-    def _refusal(self, what: str, mode: str, line: str, options: tuple[str, ...]) -> None:
-        with self.record.step(what, f"status {REFUSED} and one line: {line}") as step:
+    def _refusal(self, what: str, mode: str, status: int, line: str, options: tuple[str, ...]) -> None:
+        with self.record.step(what, f"status {status} and one line: {line}") as step:
             # Not the profile's settings: they would let the CPU pass.
             bare = Docker(self.docker.environment, self.docker.image, self.docker.mounts)
             code, said = bare.to_its_end("--model-path", MODEL, options=(*options, f"--env=KDTREE_VERIFY={mode}"))
             lines = [found for found in said.splitlines() if "Fix: " in found]
-            ok = code == REFUSED and len(lines) == 1 and lines[0].startswith("kdtree: ") and line in lines[0]
+            ok = code == status and len(lines) == 1 and lines[0].startswith("kdtree: ") and line in lines[0]
             step.check(ok, f"status {code}: {' | '.join(said.strip().splitlines())}")
 
     def model(self) -> bool:

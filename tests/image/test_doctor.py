@@ -24,7 +24,7 @@ from kdtree_verify.doctor.nvml import Survey
 from kdtree_verify.errors import CudaError, GpuMemoryError
 
 ROOT = Path(__file__).resolve().parents[2]
-USAGE, DEVICE, CUDA, GPU_MEMORY, PEERS = 64, 69, 71, 73, 74
+USAGE, DRIVER, OTHER_CARD, DEVICE, CUDA, GPU_MEMORY, PEERS = 64, 65, 66, 69, 71, 73, 74
 LIBRARIES = os.environ["KDTREE_LIBRARY_DIR"]
 GIB = 1 << 30
 
@@ -116,16 +116,29 @@ def test_it_goes_on_after_a_failure_and_ends_with_the_first_s_code() -> None:
         ({"gpus": [RTX | {"error": 15}]}, "GPU is lost"),
         ({"gpus": [RTX | {"error": 16}]}, "reset the GPU"),
         ({"gpus": [RTX | {"fault": {"nvmlDeviceGetMemoryInfo": 15}}]}, "GPU is lost"),
-        ({"gpus": [RTX], "driver": "575.57.08"}, "575.57.08"),
-        ({"gpus": [RTX], "driver": ""}, "the driver's version is unknown"),
-        ({"gpus": [H200]}, "needs compute capability 12.0"),
-        ({"gpus": [RTX, H200]}, H200["uuid"]),
     ],
 )
-def test_faults_of_nvml_and_cards(nvml: dict[str, Any], words: str) -> None:
+def test_faults_of_nvml(nvml: dict[str, Any], words: str) -> None:
+    refused(nvml, words, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "words", "code"),
+    [
+        ({"gpus": [RTX], "driver": "575.57.08"}, "575.57.08", DRIVER),
+        ({"gpus": [RTX], "driver": ""}, "the driver's version is unknown", DRIVER),
+        ({"gpus": [H200]}, "needs compute capability 12.0", OTHER_CARD),
+        ({"gpus": [RTX, H200]}, H200["uuid"], OTHER_CARD),
+    ],
+)
+def test_a_driver_and_cards_of_another_kind(nvml: dict[str, Any], words: str, code: int) -> None:
+    refused(nvml, words, code)
+
+
+def refused(nvml: dict[str, Any], words: str, code: int) -> None:
     done = doctor("--json", nvml=nvml)
     findings(done)
-    assert done.returncode == DEVICE
+    assert done.returncode == code
     assert words in done.stderr
 
 
@@ -193,7 +206,7 @@ def test_cuda_s_own_order_decides_among_mixed_cards() -> None:
     assert told["cuda"][0]["text"].startswith(f"cuda:0 is {RTX['name']}")
     done = doctor("--json", nvml=mixed, CUDA_VISIBLE_DEVICES="0", FAKE_CUDA=device(H200))
     assert status(findings(done), "cuda") == "failed"
-    assert done.returncode == DEVICE
+    assert done.returncode == OTHER_CARD
     assert [each["uuid"] for each in json.loads(done.stdout)["devices"]] == [H200["uuid"]]
     assert [each["uuid"] for each in json.loads(done.stdout)["gpus"]] == [H200["uuid"], RTX["uuid"]]
     by_pci = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -285,7 +298,7 @@ def test_off_needs_little() -> None:
     done = doctor("--json", "--mode", "off", nvml={"init": 18})
     assert done.returncode == 0
     assert findings(done)["nvml"][0]["text"].endswith("(KDTREE_VERIFY=off: going on)")
-    assert doctor("--mode", "off", nvml={"gpus": [RTX], "driver": "570.1"}).returncode == DEVICE
+    assert doctor("--mode", "off", nvml={"gpus": [RTX], "driver": "570.1"}).returncode == DRIVER
 
 
 def test_without_a_gpu_the_host_library_is_proved() -> None:

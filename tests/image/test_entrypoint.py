@@ -17,7 +17,7 @@ from fake_driver import FAKES, H200, RTX, environment, is_alive, several
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = ROOT / "docker" / "entrypoint.py"
-USAGE, DEVICE, CUDA, GPU_MEMORY, CONTRACT = 64, 69, 71, 73, 78
+USAGE, DRIVER, OTHER_CARD, DEVICE, CUDA, GPU_MEMORY, CONTRACT = 64, 65, 66, 69, 71, 73, 78
 
 SERVER = ["--model-path", "m"]
 
@@ -60,7 +60,7 @@ def test_nothing_of_it_remains() -> None:
 
 @pytest.mark.parametrize("mode", ["validate", "on"])
 def test_another_card_is_refused_by_name(mode: str) -> None:
-    line = refusal(run(*SERVER, nvml={"gpus": [RTX, H200]}, KDTREE_VERIFY=mode), DEVICE)
+    line = refusal(run(*SERVER, nvml={"gpus": [RTX, H200]}, KDTREE_VERIFY=mode), OTHER_CARD)
     assert H200["uuid"] in line
     assert "9.0" in line
     assert RTX["uuid"] not in line
@@ -79,7 +79,7 @@ def test_the_development_override_accepts_and_warns() -> None:
 def test_only_gpus_that_cuda_would_use_count() -> None:
     mixed = {"gpus": [H200, RTX]}
     handed_over(run(*SERVER, nvml=mixed, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="GPU-aaaa"))
-    refusal(run(*SERVER, nvml=mixed, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="GPU-bbbb"), DEVICE)
+    refusal(run(*SERVER, nvml=mixed, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES="GPU-bbbb"), OTHER_CARD)
     assert "CUDA_VISIBLE_DEVICES" in refusal(run(*SERVER, KDTREE_VERIFY="on", CUDA_VISIBLE_DEVICES=""), DEVICE)
 
 
@@ -93,7 +93,7 @@ def test_a_mig_device_counts_as_its_gpu() -> None:
 
 @pytest.mark.parametrize("mode", ["off", "on"])
 def test_an_old_driver_is_refused_in_every_mode(mode: str) -> None:
-    line = refusal(run(*SERVER, nvml={"driver": "575.57.08", "gpus": [RTX]}, KDTREE_VERIFY=mode), DEVICE)
+    line = refusal(run(*SERVER, nvml={"driver": "575.57.08", "gpus": [RTX]}, KDTREE_VERIFY=mode), DRIVER)
     assert "575.57.08" in line
     assert "580" in line
 
@@ -107,7 +107,6 @@ def test_an_old_driver_is_refused_in_every_mode(mode: str) -> None:
         ({"init": 4}, "open /dev/nvidia"),  # no permission
         ({"gpus": []}, "--gpus all"),
         ({"gpus": [RTX | {"error": 15}]}, "reset the GPU"),  # the GPU is lost
-        ({"gpus": [RTX], "driver": "N/A"}, "reinstall the driver"),
         ({"gpus": [RTX | {"error": 15}], "shutdown": 15}, "reset the GPU"),
     ],
 )
@@ -115,6 +114,12 @@ def test_nvml_faults(nvml: dict[str, Any], words: str) -> None:
     assert words in refusal(run(*SERVER, nvml=nvml, KDTREE_VERIFY="validate"), DEVICE)
     off = run(*SERVER, nvml=nvml)
     assert handed_over(off)["argv"] == SERVER
+
+
+def test_a_driver_that_does_not_say_which_it_is() -> None:
+    nvml = {"gpus": [RTX], "driver": "N/A"}
+    assert "reinstall the driver" in refusal(run(*SERVER, nvml=nvml, KDTREE_VERIFY="validate"), DRIVER)
+    assert handed_over(run(*SERVER, nvml=nvml))["argv"] == SERVER
 
 
 @pytest.mark.parametrize("driver", ["580", "580-server", "580.65.06-beta", "1000.1"])

@@ -247,15 +247,15 @@ def test_selftest_without_a_gpu_is_69():
     assert "no CUDA device" in refused(kdtree("selftest", "--device", "cuda:0", CUDA_VISIBLE_DEVICES=""), 69)
 
 
-def test_a_library_that_is_wrong_is_70_and_the_line_says_where(defective_dir):
+def test_a_library_that_is_wrong_is_76_and_the_line_says_where(defective_dir):
     wrong = {"KDTREE_LIBRARY_DIR": str(defective_dir), "KDTREE_DEFECT": "head-stride"}
     done = kdtree("selftest", "--device", "cpu", "--heads", "4", "--draft-tokens", "5", **wrong)
-    line = refused(done, 70)
+    line = refused(done, 76)
     assert "failed its self-test on cpu" in line
     assert "shape prefix-0, variant 1 (float64), eager: request 0, token" in line
     assert "FAILED 16 of 18 cases" in done.stdout
     done = kdtree("selftest", "--device", "cpu", "--heads", "4", "--draft-tokens", "5", "--json", **wrong)
-    assert done.returncode == 70
+    assert done.returncode == 76
     cases = json.loads(done.stdout)["reports"][0]["cases"]
     assert {case["shape"] for case in cases if case["passed"]} == {"record", "compare"}
 

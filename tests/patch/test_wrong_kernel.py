@@ -150,7 +150,7 @@ def test_a_library_that_is_wrong_from_the_start_ends_the_process(arm, defective_
     arm(mode, library_dir=defective_dir)
     with pytest.raises(SystemExit) as end:
         Rig()
-    assert end.value.code == 70
+    assert end.value.code == 76
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("kdtree: the kernel library failed its self-test")
     assert "Fix: " in line

@@ -29,13 +29,17 @@ exit codes:
   2   report: not yet
   3   report: no, on is not justified
   64  a bad argument or environment value
-  69  no such GPU, or one that the library has no machine code for
-  70  the kernel library is missing, foreign, or failed its self-test
+  65  doctor: the NVIDIA driver is too old
+  66  a GPU that the kernel was not made for, or that the library has no machine code for
+  68  replay: no memory left for the call
+  69  no GPU can be seen, or not that one
+  70  the kernel library is missing or foreign
   71  doctor: CUDA does not start
   72  doctor: /dev/shm is too small for the ranks
   73  doctor: the model's weights do not fit the GPUs' free memory
   74  doctor --p2p: the GPUs do not exchange data rightly, or not in time
   75  doctor: too little memory may be locked
+  76  the kernel failed its self-test
   77  doctor: the model's folder cannot be read, or the caches' written
   78  doctor: SGLang is not what the patch was written for, or the plugin cannot load
   141 who read the output ended before it was written

@@ -23,10 +23,16 @@ class ExitCode(IntEnum):
     """`kdtree report`: the evidence speaks against `on`."""
     USAGE = 64
     """A bad argument or environment value."""
+    DRIVER = 65
+    """The NVIDIA driver is too old, or does not say which it is."""
+    CAPABILITY = 66
+    """A GPU that the kernel was not made or not built for."""
+    WORKSPACE = 68
+    """The GPU has no memory left for what the kernel needs."""
     DEVICE = 69
-    """A GPU or its driver was refused."""
+    """No GPU can be seen or used, or one does not answer."""
     LIBRARY = 70
-    """The kernel library is missing, foreign, or failed its self-test."""
+    """The kernel library is missing or foreign."""
     CUDA = 71
     """The driver does not start CUDA."""
     SHARED_MEMORY = 72
@@ -37,6 +43,8 @@ class ExitCode(IntEnum):
     """The GPUs do not exchange data rightly, or not in time."""
     LOCKED_MEMORY = 75
     """Too little memory may be locked."""
+    SELFTEST = 76
+    """The kernel computed a wrong result on this device, or did not get to its end."""
     ACCESS = 77
     """The user may not read the model, or not write what is compiled and downloaded."""
     CONTRACT = 78
@@ -67,12 +75,26 @@ class DeviceError(KdtreeError):
     code = ExitCode.DEVICE
 
 
+class DriverError(DeviceError):
+    code = ExitCode.DRIVER
+
+
+class CapabilityError(DeviceError):
+    code = ExitCode.CAPABILITY
+
+
+class WorkspaceError(DeviceError):
+    code = ExitCode.WORKSPACE
+
+
 class LibraryError(KdtreeError):
     code = ExitCode.LIBRARY
 
 
 class SelftestFailed(LibraryError):
-    """The library computed a wrong result on this device."""
+    """The library computed a wrong result on this device, or did not get to its end."""
+
+    code = ExitCode.SELFTEST
 
 
 class CudaError(KdtreeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..errors import DeviceError, GpuMemoryError
+from ..errors import CapabilityError, DeviceError, GpuMemoryError
 from . import nvml, selection
 from .arguments import Plan
 from .cuda import Device
@@ -48,7 +48,7 @@ def check_cards(survey: nvml.Survey, env: Mapping[str, str], mode: str, allowed:
     """Whether the kernel was made for the cards that NVML and CUDA_VISIBLE_DEVICES leave.
 
     Raises:
-        DeviceError: For one of them it was not. Where only CUDA can tell which they are: for all.
+        CapabilityError: For one of them it was not. Where only CUDA can tell which they are: for all.
     """
     chosen = selection.by_cuda(survey, env)
     other = [gpu for gpu in chosen.gpus if gpu.capability not in allowed]
@@ -71,7 +71,8 @@ def check_devices(devices: Sequence[Device], mode: str, allowed: Sequence[str] |
     `allowed` is None where any will do.
 
     Raises:
-        DeviceError: It lists none, or one that the kernel was not made for.
+        DeviceError: It lists none.
+        CapabilityError: It lists one that the kernel was not made for.
     """
     if not devices:
         raise DeviceError(
@@ -140,10 +141,10 @@ def check_memory(devices: Sequence[Device], plan: Plan, weights: Weights) -> lis
     raise GpuMemoryError("the model does not fit the GPUs", found + of, fix)
 
 
-def _other(mode: str, allowed: Sequence[str], other: Sequence[object]) -> DeviceError:
+def _other(mode: str, allowed: Sequence[str], other: Sequence[object]) -> CapabilityError:
     what = f"KDTREE_VERIFY={mode} needs compute capability {' or '.join(allowed)} on every GPU"
     fix = "make only RTX PRO 6000 / RTX 50 GPUs visible (--gpus '\"device=UUID\"'), or set KDTREE_VERIFY=off"
-    return DeviceError(what, "; ".join(map(str, other)), fix)
+    return CapabilityError(what, "; ".join(map(str, other)), fix)
 
 
 def _gib(size: float) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DeviceError
+from ..errors import DeviceError, DriverError
 
 # The first driver branch that runs CUDA 13, which the image is built on (ci/pins.toml, cuda.minimum-driver).
 DRIVER_FLOOR = 580
@@ -77,10 +77,10 @@ def survey(hint: str = "") -> Survey:
 
 
 def check_driver(version: str) -> None:
-    """Raises DeviceError for a driver that cannot run the image's CUDA, in whatever mode."""
+    """Raises DriverError for a driver that cannot run the image's CUDA, in whatever mode."""
     if int(version.split(".")[0]) < DRIVER_FLOOR:
         fix = f"install driver {DRIVER_FLOOR} or newer on the host"
-        raise DeviceError(f"the driver is too old for CUDA 13, which needs {DRIVER_FLOOR}", version, fix)
+        raise DriverError(f"the driver is too old for CUDA 13, which needs {DRIVER_FLOOR}", version, fix)
 
 
 def _driver_version(told: str) -> str:
@@ -88,7 +88,7 @@ def _driver_version(told: str) -> str:
     found = re.match(r"[0-9]+(\.[0-9]+)*", told)
     if found is None:
         fix = "run nvidia-smi on the host: reinstall the driver if it names no version there either"
-        raise DeviceError("the driver's version is unknown", f"'{told}'", fix)
+        raise DriverError("the driver's version is unknown", f"'{told}'", fix)
     return found[0]
 
 

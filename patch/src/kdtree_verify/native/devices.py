@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import DeviceError, UsageError
+from ..errors import CapabilityError, DeviceError, UsageError
 from . import abi
 from .library import Library
 
@@ -43,13 +43,13 @@ def on_machine(text: str) -> list[torch.device]:
 
 
 def check_architecture(kernels: Library, device: torch.device) -> None:
-    """Raises DeviceError where the library has no machine code for the device."""
+    """Raises CapabilityError where the library has no machine code for the device."""
     if device.type != "cuda" or kernels.supports_device(device.index) == abi.Status.OK:
         return
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
-    raise DeviceError(
+    raise CapabilityError(
         f"the kernel library has no machine code for {device}",
         f"compute capability {major}.{minor}, the library has {', '.join(kernels.description.archs)}",
         f"build it with KDTREE_ARCHS={major}{minor}a, or use another GPU",

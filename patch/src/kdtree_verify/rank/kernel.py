@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from ..config import Device
-from ..errors import DeviceError, LibraryError
+from ..errors import CapabilityError, DeviceError
 from ..native import abi
 from ..native.call import Call, compare_args, gate_args, verify_args
 from ..native.library import Library
@@ -47,7 +47,7 @@ class Kernel:
         device: `cuda:N`, or `cpu`.
 
     Raises:
-        LibraryError: The library has no machine code for this device.
+        CapabilityError: The library has no machine code for this device.
         DeviceError: The library is for another kind of device.
     """
 
@@ -62,7 +62,7 @@ class Kernel:
         self.library, self.device = library, device
         self._ordinal = -1 if device.type == "cpu" else device.index
         if library.supports_device(self._ordinal) != abi.Status.OK:
-            raise LibraryError(
+            raise CapabilityError(
                 "the kernel library has no code for this GPU",
                 f"{device}, the library is for {', '.join(library.description.archs) or 'the host'}",
                 "rebuild the image with this GPU's architecture, or set KDTREE_VERIFY=off",

@@ -13,7 +13,7 @@ import torch
 
 from .. import contract, metrics, selftest
 from ..config import Config, Mode
-from ..errors import ContractError, DeviceError, KdtreeError, end_process
+from ..errors import ContractError, DeviceError, KdtreeError, WorkspaceError, end_process
 from ..evidence.follower import Follower
 from ..native import library
 from ..replay import keeper
@@ -132,7 +132,7 @@ class Process:
         try:
             kernel, records = Kernel(kernels, device), Records(device)
         except torch.OutOfMemoryError as error:
-            raise DeviceError(
+            raise WorkspaceError(
                 f"{device} has no memory for the kernel's workspace",
                 str(error).partition("\n")[0].rstrip("."),
                 "give this GPU less to hold (more ranks, a lower --mem-fraction-static), or set KDTREE_VERIFY=off",

@@ -32,7 +32,9 @@ exit codes:
   3   both were wrong
   4   cannot be repeated: recorded ours was wrong, the same library computes the recorded inputs rightly
   64  a bad argument, or a file that is no capture
-  69  no such GPU, one that the library has no machine code for, or one without memory left
+  66  the library has no machine code for the GPU
+  68  the GPU has no memory left for the call
+  69  no such GPU
   70  the kernel library is missing, foreign, or refuses the call"""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import contract
-from ..errors import DeviceError, LibraryError
+from ..errors import LibraryError, WorkspaceError
 from ..native import abi
 from ..native.call import Call, verify_args
 from ..native.library import Library
@@ -38,7 +38,7 @@ def ours(capture: Capture, library: Library, device: torch.device) -> list[Repea
 
     Raises:
         LibraryError: The library has no machine code for the device, refuses the call, or breaks off.
-        DeviceError: The device has too little memory left.
+        WorkspaceError: The device has too little memory left.
     """
     ordinal = device.index or 0 if device.type == "cuda" else -1
     library.check(library.supports_device(ordinal), f"kdtree_supports_device({ordinal})")
@@ -65,7 +65,7 @@ def stock(capture: Capture, device: torch.device) -> torch.Tensor:
     Raises:
         ImportError: No SGLang, or no Triton.
         ContractError: Its signature is another than this package was written for.
-        DeviceError: The device has too little memory left.
+        WorkspaceError: The device has too little memory left.
     """
     function = getattr(importlib.import_module(STOCK_MODULE), contract.ATTENTION_CALL)
     contract.check_signature(contract.ATTENTION_CALL, function, contract.EXTEND_ATTENTION_FWD)
@@ -134,6 +134,6 @@ def _indices(values: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
-def _no_memory(device: torch.device, error: Exception) -> DeviceError:
+def _no_memory(device: torch.device, error: Exception) -> WorkspaceError:
     fix = "end what fills it, or repeat the call with --device cpu"
-    return DeviceError(f"{device} has no memory for the call", str(error).partition("\n")[0].rstrip("."), fix)
+    return WorkspaceError(f"{device} has no memory for the call", str(error).partition("\n")[0].rstrip("."), fix)
