@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
 import registry_server
 
 MEDIA_TYPE = "application/vnd.oci.image.index.v1+json"

@@ -1,0 +1,62 @@
+"""ci/promote IMAGE@DIGEST [TAG]: gives an image in a registry a tag that no image has; prints NAME:TAG@DIGEST.
+
+Without TAG it is what the image's labels say: VERSION-COMMIT, the commit's first twelve digits. A tag that is there for
+another digest is left, and that is an error; for the same digest there is nothing to do. Nothing is pulled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+from . import names
+from .client import Client, Manifest
+from .errors import EXIT_INTERRUPTED, EXIT_USAGE, RegistryError
+
+_VERSION = "org.opencontainers.image.version"
+_REVISION = "org.opencontainers.image.revision"
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) not in (1, 2) or argv[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        print(promote(*argv))
+    except RegistryError as error:
+        print(f"kdtree: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def promote(image: str, tag: str | None = None) -> str:
+    """Tags the image; returns its name with the tag and the digest. Raises RegistryError."""
+    repository, digest = names.by_digest(image)
+    if tag is not None:
+        names.tag(tag)
+    client = Client(repository)
+    manifest = client.manifest(digest)
+    if tag is None:
+        tag = _tag_of(client, manifest)
+    there = client.digest(tag)
+    if there not in (None, digest):
+        raise RegistryError(
+            f"the tag is taken: {repository.name}:{tag} is {there}, not {digest}. "
+            "Fix: another version or commit; a tag never moves"
+        )
+    if there is None:
+        client.put_manifest(manifest, tag)
+    return f"{repository.name}:{tag}@{digest}"
+
+
+def _tag_of(client: Client, manifest: Manifest) -> str:
+    """VERSION-COMMIT of the image's labels. Raises RegistryError where they name no clean commit."""
+    config = json.loads(client.small_blob(manifest.parsed()["config"]["digest"]))
+    labels = config["config"].get("Labels") or {}
+    version, revision = labels.get(_VERSION, ""), labels.get(_REVISION, "")
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise RegistryError(f"label {_REVISION} is no commit: {revision!r}. Fix: build from a clean checkout")
+    return names.tag(f"{version}-{revision[:12]}")
