@@ -37,6 +37,7 @@ DEBIAN = (
     "--include=ca-certificates,g++,ninja-build,python3-venv,tini",
     # Documentation and translations are most of what a minimal Debian weighs.
     *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "zoneinfo")),
+    "--dpkgopt=path-include=/usr/share/doc/*/copyright",  # as Ubuntu's images have them
     # What tells of the machine it was made on.
     '--customize-hook=rm -f "$1"/etc/apt/sources.list "$1"/etc/resolv.conf "$1"/etc/hostname',
 )

@@ -67,7 +67,8 @@ def main(argv: list[str]) -> int:
     before = installed()
     wanted = [(wheel.normalized, wheel.pip_line) for wheel in lockfile.wheels(lockfile.load(), "runtime-added")]
     added = install_missing(wanted, before, offline)
-    pip("--no-index", *map(str, ours.glob("*.whl")))
+    # By its name and not by its file: pip would note the file's path, which is of this build, in the image.
+    pip("--no-index", f"--find-links={ours}", OUR_NAME)
     importlib.invalidate_caches()
     found = differences(before, installed(), added | {OUR_NAME})
     for difference in found:

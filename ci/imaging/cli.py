@@ -43,7 +43,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         contexts = recipe.stand_in_contexts() if chosen.stand_in else {}
-        build(ROOT, recipe.arguments(ROOT, chosen.archs), contexts, "--load", f"--tag={chosen.tag}")
+        build(ROOT, recipe.arguments(ROOT, chosen.archs, contexts), contexts, "--load", f"--tag={chosen.tag}")
         pinned = lockfile.get(lockfile.load(), "images.sglang")
         base = contexts.get(pinned, pinned).removeprefix("docker-image://")
         found = contents.report(chosen.tag, chosen.tag, base, time.monotonic() - started)

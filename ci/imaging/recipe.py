@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import standin
+from pinning import lockfile
 
 from .errors import output
 
 
-def arguments(source: Path, archs: str) -> dict[str, str]:
-    """The build's arguments for a checkout: what the labels say, and a time that depends on the commit alone."""
+def arguments(source: Path, archs: str, contexts: Mapping[str, str]) -> dict[str, str]:
+    """The build's arguments for a checkout and what stands in place of its bases: what the labels say, and a time
+    that depends on the commit alone."""
+    pins = lockfile.load()
+    name, digest = base(lockfile.get(pins, "images.sglang"), contexts)
     dirty = output("git", "status", "--porcelain", "--untracked-files=no", folder=source)
     return {
         "KDTREE_ARCHS": archs,
         "KDTREE_REVISION": output("git", "rev-parse", "HEAD", folder=source) + ("-dirty" if dirty else ""),
-        "KDTREE_SOURCE": os.environ.get("KDTREE_SOURCE", "unknown"),
+        "KDTREE_SOURCE": source_address(),
         "KDTREE_KERNEL_HASH": output("sh", "kernel/build.sh", "hash", "cuda", folder=source),
         "SOURCE_DATE_EPOCH": output("git", "log", "-1", "--format=%ct", folder=source),
+        "KDTREE_CUDA": lockfile.get(pins, "cuda.version"),
+        "KDTREE_BASE_NAME": name,
+        "KDTREE_BASE_DIGEST": digest,
     }
+
+
+def source_address() -> str:
+    """Where the sources are: KDTREE_SOURCE's word, or the repository that a GitHub workflow runs for."""
+    server, repository = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    return os.environ.get("KDTREE_SOURCE") or (f"{server}/{repository}" if server and repository else "unknown")
+
+
+def base(pinned: str, contexts: Mapping[str, str]) -> tuple[str, str]:
+    """Name and digest of what the image stands on: the pinned image's, or the stand-in's that takes its place."""
+    if pinned in contexts:
+        name = contexts[pinned].removeprefix("docker-image://")
+        return name, output("docker", "image", "inspect", "--format={{.Id}}", name)
+    name, _, digest = pinned.partition("@")
+    return f"docker.io/{name}", digest
 
 
 def stand_in_contexts() -> dict[str, str]:
