@@ -132,7 +132,7 @@ def test_a_rank_without_its_library_ends_the_server(new_launch: Callable[..., Gp
 def test_no_memory_for_the_workspace_ends_the_server(new_launch: Callable[..., GpuLaunch], faulty: str) -> None:
     environment = {"KDTREE_LIBRARY_DIR": faulty, "KDTREE_TEST_WORKSPACE": str(1 << 45)}
     status, log = refusal(new_launch("on", **environment))
-    assert status != 0
+    assert status == WORKSPACE
     (line,) = {line for line in log.splitlines() if line.startswith("kdtree: ") and "Fix: " in line}
     assert "workspace" in line
 
