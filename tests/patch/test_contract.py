@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import shutil
 from pathlib import Path
 
@@ -11,19 +13,20 @@ import torch
 from kdtree_verify import contract
 from kdtree_verify.errors import ContractError
 from kdtree_verify.native.call import Call
-from kdtree_verify.rank import hook
+from kdtree_verify.rank import eligibility, hook
 
 BACKEND = Path("srt/layers/attention/triton_backend.py")
 KERNEL = Path("kernels/ops/attention/extend_attention.py")
 RUNNER = Path("srt/model_executor/model_runner.py")
+LAYER = Path("srt/layers/radix_attention.py")
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The files of the installed SGLang that the contract is about, to be changed."""
     installed = contract.installed_root()
-    for path in (BACKEND, KERNEL, RUNNER):
-        (tmp_path / path).parent.mkdir(parents=True)
+    for path in (BACKEND, KERNEL, RUNNER, LAYER):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(installed / path, tmp_path / path)
     return tmp_path
 
@@ -52,6 +55,15 @@ def test_the_installed_functions_are_the_expected_ones() -> None:
 
 def test_what_binds_a_call_has_the_contracts_signature() -> None:
     contract.check_signature("Call", Call, contract.EXTEND_ATTENTION_FWD)
+
+
+def test_the_contract_has_all_that_the_decline_list_reads() -> None:
+    read: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(eligibility))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            read.setdefault(node.value.id, set()).add(node.attr)
+    assert read["backend"] == set(contract.BACKEND_ATTRIBUTES)
+    assert read["layer"] == set(contract.LAYER_ATTRIBUTES)
 
 
 def test_the_wrapper_has_the_contracts_signature() -> None:
@@ -91,6 +103,9 @@ def test_the_wrapper_has_the_contracts_signature() -> None:
         (BACKEND, "def forward_extend(", "def forward_verify(", "SGLang has no TritonAttnBackend.forward_extend"),
         (KERNEL, "def extend_attention_fwd(", "def extend_fwd(", "SGLang has no extend_attention_fwd"),
         (BACKEND, "import torch", "import", "triton_backend cannot be read"),
+        (BACKEND, "self.dllm_block_size = ", "block_size = ", "TritonAttnBackend's attributes: gone: dllm_block_size"),
+        (LAYER, "self.qk_head_dim = ", "self.head_dim = ", "RadixAttention's attributes: gone: qk_head_dim"),
+        (LAYER, "class RadixAttention(", "class Attention(", "RadixAttention's attributes: gone: qk_head_dim, v_head"),
         (RUNNER, "class ModelRunner", "class Runner", "SGLang has no ModelRunner.alloc_memory_pool"),
         (RUNNER, "def alloc_memory_pool(", "def allocate(", "SGLang has no ModelRunner.alloc_memory_pool"),
         (RUNNER, "self.pre_model_load_memory", "self.free_memory", "alloc_memory_pool does not size the KV pool"),

@@ -38,6 +38,14 @@ EXTEND_ATTENTION_FWD = (
     "xai_temperature_len=-1, lse_extend=None, skip_prefix=False, skip_extend=False, page_size=1, score_mod=None, "
     "aux_tensors=None, extend_seq_lens_cpu=None, identity_kv_indices=False"
 )
+# What the decline list reads (rank/eligibility.py). One that is gone is no decline: each call would be "unknown".
+LAYER_MODULE = "sglang.srt.layers.radix_attention"
+LAYER_CLASS = "RadixAttention"
+BACKEND_ATTRIBUTES = ("use_mla", "enable_deterministic", "dcp_size", "dllm_block_size")
+LAYER_ATTRIBUTES = (
+    "qk_head_dim", "v_head_dim", "tp_k_head_num", "tp_v_head_num", "is_cross_attention", "attn_type",
+    "sliding_window_size", "logit_cap", "xai_temperature_len",
+)  # fmt: skip
 
 _FIX = "use an SGLang that this release was tested with (0.5.21, 0.5.23), or set KDTREE_VERIFY=off"
 
@@ -115,9 +123,12 @@ def check_sources(root: Path) -> None:
 
     Raises:
         ContractError: A file, class or function is missing, a signature differs, forward_extend does not end
-            in the expected attention call, or the KV pool is not sized where it was.
+            in the expected attention call, an attribute that the decline list reads is gone, or the KV pool is
+            not sized where it was.
     """
     _check_attention(root)
+    _check_decline_list(root, BACKEND_MODULE, BACKEND_CLASS, BACKEND_ATTRIBUTES)
+    _check_decline_list(root, LAYER_MODULE, LAYER_CLASS, LAYER_ATTRIBUTES)
     _check_pool_allocation(root)
 
 
@@ -149,6 +160,18 @@ def _check_attention(root: Path) -> None:
     if function is None:
         raise drift(f"SGLang has no {ATTENTION_CALL}", home or f"{BACKEND_MODULE} imports none")
     _check_source_signature(ATTENTION_CALL, function, EXTEND_ATTENTION_FWD)
+
+
+def _check_decline_list(root: Path, module: str, name: str, attributes: tuple[str, ...]) -> None:
+    cls = _find(_parse(root, module), ast.ClassDef, name)
+    constructor = _find(cls, ast.FunctionDef, "__init__") if cls else None
+    assigned = {
+        node.attr
+        for node in (ast.walk(constructor) if constructor else ())
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    if gone := [attribute for attribute in attributes if attribute not in assigned]:
+        raise drift(f"what declines calls reads {name}'s attributes", f"gone: {', '.join(gone)}")
 
 
 def _check_pool_allocation(root: Path) -> None:
