@@ -20,7 +20,7 @@ def assumptions(site: Site) -> Found:
     python = tomllib.loads(LIST.read_text(encoding="utf-8"))["python"]["executable"]
     asked = run(
         *("docker", "run", "--rm", "--network=none", f"--entrypoint={python}"),
-        *(f"--volume={ROOT / 'docker'}:/mnt/docker:ro", _base(site)),
+        *(f"--volume={ROOT / 'docker'}:/mnt/docker:ro", base(site, "sglang")),
         *("/mnt/docker/check_base.py", "--json", "/mnt/docker/base-assumptions.toml"),
         lockfile.get(lockfile.load(), "sglang.commit"),
         timeout=600,
@@ -37,13 +37,12 @@ def assumptions(site: Site) -> Found:
     return Found(f"{len(told)} of {len(told)} hold", "\n".join(lines))
 
 
-def _base(site: Site) -> str:
-    """The base to ask: the pulled one; in a stand-in run the one that the stand-in build is on, built where missing."""
-    (base,) = (image for image in site.images if image.key == "sglang")
+def base(site: Site, key: str) -> str:
+    """A base to run: the pulled one; in a stand-in run the one that the stand-in build is on, built where missing."""
     if not site.stand_in:
-        return base.by_digest
+        return next(image for image in site.bases() if image.key == key).by_digest
     made = watch("ci/standin.py")
-    pinned = lockfile.get(lockfile.load(), "images.sglang")
+    pinned = lockfile.get(lockfile.load(), f"images.{key}")
     for line in made.output.splitlines():
         name, _, context = line.partition("=docker-image://")
         if name == pinned:

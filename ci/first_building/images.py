@@ -55,8 +55,12 @@ def ask(program: list[str], image: Pinned) -> dict[str, Any]:
     if found != image.digest:
         raise NotSo(f"{image.by_digest} is not what it is asked for", f"its manifest is {found}", "another registry")
     document = json.loads(raw)
+    manifest = image.digest
     if "manifests" in document:
-        document = json.loads(_raw(program, image, f"{image.name}@{_for_platform(image, document)}"))
+        manifest = _for_platform(image, document)
+        document = json.loads(_raw(program, image, f"{image.name}@{manifest}"))
+    if image.manifest not in ("unknown", manifest):
+        raise NotSo(f"{image.key}'s manifest for {PLATFORM} is not the pinned one", manifest, REPIN)
     config = _config(program, image)
     if image.key == "sglang":
         try:
@@ -66,9 +70,11 @@ def ask(program: list[str], image: Pinned) -> dict[str, Any]:
     tag = _tag(program, image)
     return {
         "digest": found,
+        "manifest": manifest,
         "bytes": sum(layer["size"] for layer in document["layers"]),
         "layers": len(document["layers"]),
-        "told": f"{sum(layer['size'] for layer in document['layers']) / 1e9:.2f} GB; {tag}",
+        "told": f"{sum(layer['size'] for layer in document['layers']) / 1e9:.2f} GB; {tag}; manifest = "
+        f'"{manifest}"' + (", as pinned" if image.manifest == manifest else " (ci/pins.toml has it as unknown)"),
     }
 
 

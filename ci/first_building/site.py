@@ -23,6 +23,8 @@ class Pinned:
     name: str
     tag: str
     digest: str
+    manifest: str = "unknown"
+    """The platform's own in an index; "unknown" until a registry has been asked."""
 
     @property
     def by_digest(self) -> str:
@@ -36,7 +38,9 @@ class Pinned:
 def pinned() -> tuple[Pinned, ...]:
     """Every image of ci/pins.toml."""
     images = lockfile.load()["images"]
-    return tuple(Pinned(key, each["name"], each["tag"], each["digest"]) for key, each in images.items())
+    return tuple(
+        Pinned(key, each["name"], each["tag"], each["digest"], each["manifest"]) for key, each in images.items()
+    )
 
 
 @dataclass

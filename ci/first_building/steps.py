@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import gpus, host, image, images, smoke
+from . import gpus, host, image, images, smoke, toolchain
 from .step import Step
 
 
@@ -23,6 +23,7 @@ def steps(*, stand_in: bool) -> tuple[Step, ...]:
         Step("assumptions", "docker/base-assumptions.toml in the base", image.assumptions, ("pull",)),
         Step("build", "ci/image", image.build, ("buildx", "assumptions")),
         Step("library", "what the built libraries say of themselves", image.library, ("build",)),
+        Step("hashes", "the pinned toolchain's row of kernel/hashes.toml", toolchain.hashes, ("pull", "library")),
         Step("doctor", "kdtree doctor in the image", gpus.doctor, ("build", "driver", "toolkit")),
         Step("selftest", "kdtree selftest on each card", gpus.selftest, ("build", "driver", "toolkit")),
         Step("smoke", "off, validate and on", smoke.smoke, served),
