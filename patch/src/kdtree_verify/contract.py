@@ -171,7 +171,7 @@ def _check_decline_list(root: Path, module: str, name: str, attributes: tuple[st
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
     if gone := [attribute for attribute in attributes if attribute not in assigned]:
-        raise drift(f"what declines calls reads {name}'s attributes", f"gone: {', '.join(gone)}")
+        raise drift(f"SGLang's {name} lacks what tells whose a call is", ", ".join(gone))
 
 
 def _check_pool_allocation(root: Path) -> None:
