@@ -21,7 +21,8 @@ Times kdtree_verify on an NVIDIA GPU beside SGLang's kernel, FlashInfer's and th
   ci/bench [table]        the table with every peer, the goals, and the model's estimates
   ci/bench --pool e4m3    the table on an fp8 pool, beside the same on bf16
   ci/bench grid           the grid against SGLang's kernel, as far as the time allows; again to go on
-  ci/bench plot FILE      draws a file of results; needs no GPU"""
+  ci/bench plot FILE      draws a file of results; needs no GPU
+  ci/bench compare FILE   holds a file of results to the card's record; needs no GPU"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parsed.add_argument("what", nargs="?", choices=["table", "grid", "plot"], default="table")
-    parsed.add_argument("file", nargs="?", type=Path, help="of results, for plot")
+    parsed.add_argument("what", nargs="?", choices=["table", "grid", "plot", "compare"], default="table")
+    parsed.add_argument("file", nargs="?", type=Path, help="of results, for plot and compare")
     parsed.add_argument(
         "--pool", choices=sorted(cells.POOLS), default="bf16", help="the pool's elements, for the table"
     )
@@ -56,9 +57,9 @@ def main(argv: list[str]) -> int:
         raise UsageError("--minutes is out of range", str(asked.minutes), "give 0 .. 600")
     if asked.what == "grid" and asked.pool != "bf16":
         raise UsageError("the grid is of bf16 pools", f"--pool {asked.pool}", "leave --pool out, or time the table")
-    if (asked.what == "plot") != (asked.file is not None):
-        raise UsageError("plot takes a file, the others none", str(asked.file), "see ci/bench --help")
-    needs_gpu = asked.what != "plot" and not asked.dry_run
+    if (asked.what in ("plot", "compare")) != (asked.file is not None):
+        raise UsageError("plot and compare take a file, the others none", str(asked.file), "see ci/bench --help")
+    needs_gpu = asked.file is None and not asked.dry_run
     if needs_gpu and asked.results is not None:
         Results(asked.results).check_writable()
     if asked.needs_gpu:
@@ -70,9 +71,22 @@ def main(argv: list[str]) -> int:
         for drawn in plot.draw(asked.file, asked.into or asked.file.parent):
             print(drawn)
         return 0
+    if asked.what == "compare":
+        return compared(asked.file)
     if asked.dry_run:
         return dry_run(asked)
     return timed(asked)
+
+
+def compared(file: Path) -> int:
+    """Tells how a file of results differs from what is recorded; 1 where that is worse."""
+    from .compare import compare
+
+    told, worse = compare(file, RECORDED.parent)
+    print("\n".join(told))
+    for line in worse:
+        print(f"kdtree: worse than recorded: {line}. Fix: the kernel, or record the new run", file=sys.stderr)
+    return ExitCode.UNHEALTHY if worse else 0
 
 
 def dry_run(asked: argparse.Namespace) -> int:
