@@ -7,8 +7,8 @@ from typing import Any
 
 from .step import Outcome, Status, Step
 
-LONGEST = 3000
-"""Characters of one step's detail: all of them together stay below the 65,536 of an issue."""
+DETAILS = 48_000
+"""Characters of all details: with the table they stay below the 65,536 of an issue."""
 FOLD = (
     "<details><summary>{name}</summary>\n\n"
     "```text\n{detail}\n```\n\n"
@@ -37,9 +37,10 @@ def markdown(about: Mapping[str, Any], steps: Sequence[Step], outcomes: Mapping[
         outcome = outcomes.get(step.name, Outcome(Status.NOT_RUN, "because the run ended before it"))
         lines.append(f"| {step.name} | {outcome.status} | {_cell(outcome.summary)} | {outcome.seconds:.1f} |")
     lines.append("")
-    for step in steps:
-        if (found := outcomes.get(step.name)) and found.detail.strip():
-            lines.append(FOLD.format(name=step.name, detail=_shortened(found.detail)))
+    details = {step.name: outcomes[step.name].detail for step in steps if step.name in outcomes}
+    details = {name: detail for name, detail in details.items() if detail.strip()}
+    for name, detail in details.items():
+        lines.append(FOLD.format(name=name, detail=_shortened(detail, DETAILS // len(details))))
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +64,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("@", "@\u200b")
 
 
-def _shortened(detail: str) -> str:
+def _shortened(detail: str, longest: int) -> str:
     """Its end, where the reason is; a fence in it would end the block."""
     detail = detail.strip("\n").replace("```", "'''")
-    return detail if len(detail) <= LONGEST else f"[...]\n{detail[-LONGEST:]}"
+    return detail if len(detail) <= longest else f"[...]\n{detail[-longest:]}"

@@ -37,7 +37,7 @@ def hashes(site: Site) -> Found:
     tools = run("ci/cuda-toolchain", timeout=1800)
     if tools.code != 0:
         raise NotSo("cuobjdump, which reads cubins, cannot be had", tools.last, "what that line says")
-    name = lockfile.get(pins, "images.cuda-devel")
+    name = image if site.stand_in else lockfile.get(pins, "images.cuda-devel")
     path = f"PATH={tools.output.strip()}:{os.environ['PATH']}"
     recorded = run("env", path, "python3", kernel.resolve() / "hashes.py", "record", kernel.resolve() / "lib", name)
     if recorded.code != 0:
