@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def test_a_run_that_was_killed_is_gone_on_with(tmp_path: Path, program: Callable
     process.communicate()
     assert steps_of(tmp_path)["pull"] == "under way"
     assert "under way: at pull" in (tmp_path / "first-build.md").read_text()
-    program("docker", f'exec {shutil.which("docker-buildx")} "$@"')  # anything that is no docker
+    program("docker", "exit 1")
     again = run("--stand-in", "--until=pull", f"--out={tmp_path}")
     assert "first-build: digests: ok in the earlier run" in again.stderr
 
@@ -155,7 +155,7 @@ def test_without_docker_the_report_says_so(tmp_path: Path, bare: str) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 64 KiB, which is full."""
     folder = tmp_path / "small"
     folder.mkdir()
@@ -164,7 +164,7 @@ def small(tmp_path: Path) -> Path:
     )
     if mounted.returncode != 0:
         pytest.skip(f"no disk of its own can be mounted here: {mounted.stderr.strip()}")
-    (folder / "filler").write_bytes(b"\0" * (60 << 10))
+    (folder / "filler").write_bytes(b"\0" * (64 << 10))
     yield folder
     subprocess.run(["umount", folder], check=True)
 
