@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import signal
 import sys
 import time
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
 
 import standin
 from pinning import lockfile
@@ -14,46 +17,83 @@ from standin import ROOT
 
 from . import contents, recipe
 from .build import build
-from .errors import EXIT_FAILED, EXIT_UNAVAILABLE, ImageError
+from .errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ImageError
+from .naming import ENDING, build_and_name
 
 REPORT = ROOT / "build" / "image.json"
 ABOUT = """\
 Builds docker/Dockerfile with the engine at hand, checks the result, and says what it adds to its base.
 
-  ci/image [--stand-in] [--tag kdtree:local] [--archs "120a"]
+  ci/image [--stand-in] [--tag kdtree:local] [--archs "120a"] [--archive FILE]
 
 --stand-in: on stand-in bases (ci/standin.py) in place of the pinned ones, without a network; inside `ci/engine run`.
-The architectures are KDTREE_ARCHS's, else the pinned ones. Writes build/image.json.
+--archive: into FILE first, an OCI archive that the commit alone decides (docs/supply-chain/reproduce.md), and the
+engine loads that; without it, files bear the time of the build. The architectures are KDTREE_ARCHS's, else the pinned
+ones. Writes build/image.json. The tag is given last: a build that fails or is interrupted leaves it as it was.
+
+Exit codes: 0, 1 no image, 64 bad usage, 69 this machine cannot build it, 128 and a signal's number.
 """
 
 
+class Interrupted(BaseException):
+    """A signal would end us; what was begun is undone on the way out."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"kdtree: bad usage of ci/image: {message}. Fix: see ci/image --help", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="ci/image", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="ci/image", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--tag", default="kdtree:local")
     pinned_archs = lockfile.get(lockfile.load(), "cuda.architectures")
     parser.add_argument("--archs", default=os.environ.get("KDTREE_ARCHS") or pinned_archs)
+    parser.add_argument("--archive", type=lambda text: Path(text).absolute())
     return parser.parse_args()
+
+
+def interrupt(number: int, _frame: object) -> NoReturn:
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)  # a second one does not end the undoing
+    raise Interrupted(number)
+
+
+def make(chosen: argparse.Namespace) -> dict[str, object]:
+    """Builds, checks and names the image; returns its report."""
+    started = time.monotonic()
+    contexts = recipe.stand_in_contexts() if chosen.stand_in else {}
+    pinned = lockfile.get(lockfile.load(), "images.sglang")
+    base = contexts.get(pinned, pinned).removeprefix("docker-image://")
+    return build_and_name(
+        chosen.tag,
+        partial(build, ROOT, recipe.arguments(ROOT, chosen.archs, contexts), contexts),
+        lambda image: contents.report(image, chosen.tag, base, time.monotonic() - started),
+        REPORT,
+        chosen.archive,
+    )
 
 
 def main() -> int:
     chosen = options()
-    started = time.monotonic()
+    for number in ENDING:
+        signal.signal(number, interrupt)
     try:
-        contexts = recipe.stand_in_contexts() if chosen.stand_in else {}
-        build(ROOT, recipe.arguments(ROOT, chosen.archs, contexts), contexts, "--load", f"--tag={chosen.tag}")
-        pinned = lockfile.get(lockfile.load(), "images.sglang")
-        base = contexts.get(pinned, pinned).removeprefix("docker-image://")
-        found = contents.report(chosen.tag, chosen.tag, base, time.monotonic() - started)
+        found = make(chosen)
     except ImageError as error:
         print(f"kdtree: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except OSError as error:
+        print(f"kdtree: the image cannot be kept: {error}. Fix: room and rights for that file", file=sys.stderr)
         return EXIT_FAILED
     except standin.FAILURES as error:
         print(f"kdtree: the stand-in bases cannot be built: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except Interrupted as interrupted:
+        number = signal.Signals(interrupted.args[0])
+        print(f"kdtree: interrupted by {number.name}: {chosen.tag} is what it was. Fix: run it again", file=sys.stderr)
+        return 128 + number
     print(f"{chosen.tag}: {found['added_bytes']:,} bytes on a base of {found['base_bytes']:,} (build/image.json)")
     return 0

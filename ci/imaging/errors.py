@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 EXIT_FAILED = 1
+EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
 
 
