@@ -1,0 +1,38 @@
+"""Why one of the commands of this folder ended, in one line, and their exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from imaging.errors import ImageError
+from oci.errors import RegistryError
+from pinning.lockfile import PinsError
+
+EXIT_FAILED = 1
+"""What was asked for is not so: a signature, a label, a finding, an image that is not there."""
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNWRITABLE, EXIT_INTERRUPTED = 64, 69, 73, 130
+EXIT_SKIPPED = 77
+"""Nothing was asked, and the line says why: the database cannot be had."""
+
+
+class ShippingError(RuntimeError):
+    """The text is one line: what, what was found, and what to do."""
+
+    def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def in_one_line(command: Callable[[], int]) -> int:
+    """Runs a command; what it cannot do is one line on stderr, and its exit code."""
+    try:
+        return command()
+    except (ShippingError, RegistryError) as error:
+        text, code = str(error), error.code
+    except (ImageError, PinsError) as error:
+        text, code = str(error), EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    print(f"kdtree: {text}", file=sys.stderr)
+    return code
