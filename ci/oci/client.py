@@ -14,12 +14,15 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 from . import credentials
 from .errors import Missing, RegistryError, Unreachable
 from .names import Repository
+from .stream import Blob
 
 INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
@@ -78,7 +81,13 @@ class Client:
         if answer.status == 404:
             return None
         self._expect(answer, 200, f"ask for {reference}")
-        return answer.headers.get("Docker-Content-Digest")
+        digest = answer.headers.get("Docker-Content-Digest")
+        if digest is None:  # headers that were cut off look like these
+            raise Unreachable(
+                f"the registry does not answer: {self.repository.host}: no digest for {reference}. "
+                "Fix: the network, then again"
+            )
+        return digest
 
     def manifest(self, digest: str) -> Manifest:
         """The manifest of that digest. Raises Missing, or RegistryError where the bytes are not that digest's."""
@@ -102,6 +111,38 @@ class Client:
             raise RegistryError(f"the registry answers with another blob: {digest}. Fix: push the image again")
         return answer.body
 
+    def tags(self) -> list[str]:
+        """Every tag of the repository. Raises Missing where there is no such repository."""
+        found: list[str] = []
+        path = "/tags/list?n=1000"
+        while path:
+            answer = self._ask("GET", path)
+            if answer.status == 404:
+                raise Missing(f"no such repository: {self.repository.name}. Fix: its name")
+            self._expect(answer, 200, "list the tags")
+            found += json.loads(answer.body).get("tags") or []
+            more = re.match(r'<([^>]+)>; *rel="?next', answer.headers.get("Link", ""))
+            query = urllib.parse.urlsplit(more[1]).query if more else ""
+            path = f"/tags/list?{query}" if query else ""
+        return found
+
+    @contextmanager
+    def blob(self, digest: str, size: int) -> Iterator[Blob]:
+        """A blob as a stream, for one that does not fit in memory. Raises Missing, Unreachable or RegistryError."""
+        if not self.has_blob(digest):  # which asks for a new token where the last has expired
+            raise Missing(f"no such blob: {self.repository.name}@{digest}. Fix: push the image again")
+        request = urllib.request.Request(f"{self._base}/blobs/{digest}")
+        if self._authorization:
+            request.add_unredirected_header("Authorization", self._authorization)
+        try:
+            answer = self._opener.open(request, timeout=_TIMEOUT)
+        except _BROKEN as error:
+            raise Unreachable(
+                f"the registry does not answer: {self.repository.host}: {error}. Fix: the network, then again"
+            ) from error
+        with answer:
+            yield Blob(digest, size, answer.read)
+
     def put_manifest(self, manifest: Manifest, reference: str) -> None:
         """Stores the manifest under its own digest or a tag; the one step that makes an image, or names it."""
         answer = self._ask("PUT", f"/manifests/{reference}", manifest.body, {"Content-Type": manifest.media_type})
@@ -113,7 +154,7 @@ class Client:
     def has_blob(self, digest: str) -> bool:
         return self._ask("HEAD", f"/blobs/{digest}").status == 200
 
-    def upload(self, digest: str, size: int, content: IO[bytes]) -> None:
+    def upload(self, digest: str, size: int, content: IO[bytes] | Blob) -> None:
         """Uploads a blob from a stream that is read once; the registry checks the digest."""
         begun = self._ask("POST", "/blobs/uploads/", b"")
         self._expect(begun, 202, "begin an upload")
@@ -136,7 +177,7 @@ class Client:
             answer = self._send(method, self._base + path, body, wanted)
         return answer
 
-    def _send(self, method: str, url: str, body: bytes | IO[bytes] | None, headers: dict[str, str]) -> _Answer:
+    def _send(self, method: str, url: str, body: bytes | IO[bytes] | Blob | None, headers: dict[str, str]) -> _Answer:
         request = urllib.request.Request(url, data=body, method=method, headers=headers)
         if self._authorization:
             request.add_unredirected_header("Authorization", self._authorization)  # a blob's storage is elsewhere

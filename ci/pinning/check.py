@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import lockfile, shape, uses
-
-ROOT = Path(__file__).resolve().parents[2]
+from .lockfile import ROOT
 
 
 def complaints(root: Path) -> Iterator[str]:

@@ -5,6 +5,16 @@ ci/pins requirements SET..  the sets' locked wheels as pip --require-hashes line
 ci/pins check               holds the repository to the pins
 ci/pins lock SET            resolves the set's roots anew and rewrites its lock
 ci/pins contract [FOLDER]   the contract check on every pinned SGLang release, as a table; or on a package folder
+
+Of a registry (KDTREE_MIRROR=HOST/PREFIX asks a mirror in place of where the images are from):
+
+ci/pins verify [--write]    whether it has every pinned image, as pinned; --write fills in manifests that are unknown
+ci/pins newer               SGLang's nightlies that are newer than the pinned one, newest first
+ci/pins update [TAG] [--no-tests]
+                            tries the newest of them (or TAG) and writes the change to build/pins-update.diff
+
+Exit codes: 0, 1 not so, 64 usage, 69 a registry or index that does not answer, 78 an SGLang that is refused,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,8 +22,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from . import check, relock
-from .lockfile import PinsError, get, load, merged
+from oci.errors import RegistryError
+
+from . import check, releases, relock, update, verify
+from .lockfile import ROOT, PinsError, get, load, merged
 
 EXIT_USAGE, EXIT_CONTRACT, EXIT_INTERRUPTED = 64, 78, 130
 
@@ -31,20 +43,33 @@ def main(argv: list[str]) -> int:
                 relock.relock(load(), set_name)
             case ["contract", *folder] if len(folder) < 2:
                 return _contract(*map(Path, folder))
+            case ["verify", *options] if options in ([], ["--write"]):
+                return verify.verify(load(), write=bool(options))
+            case ["newer"]:
+                print("\n".join(nightly.tag for nightly in update.choices(load())))
+            case ["update", *words] if len(tags := [word for word in words if word != "--no-tests"]) < 2:
+                return _update(*tags, tests="--no-tests" not in words)
             case _:
                 print(__doc__, file=sys.stderr)
                 return EXIT_USAGE
-    except PinsError as error:
-        print(f"pins: {error}", file=sys.stderr)
-        return 1
+    except (PinsError, RegistryError) as error:
+        print(f"kdtree: {error}", file=sys.stderr)
+        return error.code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
 
 
-def _contract(folder: Path | None = None) -> int:
-    from . import releases  # the patch's package, which a build has not
+def _update(tag: str | None = None, *, tests: bool) -> int:
+    written = update.update(load(), tag, tests=tests)
+    if written is None:
+        print(f"nothing is newer than {get(load(), 'images.sglang.tag')}")
+    else:
+        print(f"git apply {written.relative_to(ROOT)}")
+    return 0
 
+
+def _contract(folder: Path | None = None) -> int:
     found = [releases.check(folder, str(folder))] if folder else releases.check_all()
     print("\n".join(verdict.row for verdict in found))
     return EXIT_CONTRACT if folder and found[0].reason else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 PINS_FILE = Path(__file__).parents[1] / "pins.toml"
 _LOCK_KEY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -16,6 +17,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class PinsError(Exception):
     """A request that pins.toml cannot answer, or an entry in it that is malformed."""
+
+    code = 1
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from kdtree_verify import contract
 from kdtree_verify.errors import KdtreeError
 
 from . import lockfile
-from .lockfile import PinsError
+from .lockfile import ROOT, PinsError
 
-ROOT = Path(__file__).resolve().parents[2]
 WHEELHOUSE = ROOT / "build" / "wheelhouse"
 UNPACKED = ROOT / "build" / "sglang-releases"
 SET = "sglang-releases"

@@ -25,6 +25,8 @@ _TABLES: dict[str, set[str]] = {
     "sglang": {"commit", "tested", "contract"},
     "cuda": {"version", "nvcc", "minimum-driver", "architectures"},
     "python": {"test", "image"},
+    "github-runner": {"version", "sha256"},
+    "smoke-model": {"name", "revision", "gpu-memory-gib"},
 }
 _ENTRIES: dict[str, set[str]] = {
     "images": {"name", "tag", "digest", "platform", "manifest", "recorded"},
