@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
+from pinning import lockfile
+
 from .errors import ImageError
 
 DOCKERFILE = "docker/Dockerfile"
@@ -37,11 +39,12 @@ def build(source: Path, arguments: Mapping[str, str], contexts: Mapping[str, str
     Raises:
         ImageError: It failed; the text says why, as far as the last lines tell.
     """
-    command = [*buildx(), "build", "--progress=plain", "--provenance=false", *options]
+    platform = lockfile.get(lockfile.load(), "images.sglang.platform")
+    command = [*buildx(), "build", "--progress=plain", "--provenance=false", f"--platform={platform}", *options]
     command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
     command += [f"--build-context={name}={value}" for name, value in contexts.items()]
     certificates = os.environ.get("SSL_CERT_FILE")
-    if contexts:
+    if "wheels" in contexts:  # all that a build fetches is given
         command.append("--network=none")
     elif certificates:
         command.append(f"--secret=id=ca,src={certificates}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import standin
-from pinning import lockfile
+from pinning import lockfile, mirror
 
 from .errors import output
 
@@ -38,11 +38,16 @@ def source_address() -> str:
 
 def base(pinned: str, contexts: Mapping[str, str]) -> tuple[str, str]:
     """Name and digest of what the image stands on: the pinned image's, or the stand-in's that takes its place."""
-    if pinned in contexts:
-        name = contexts[pinned].removeprefix("docker-image://")
+    name = contexts.get(pinned, pinned).removeprefix("docker-image://")
+    if "@" not in name:
         return name, output("docker", "image", "inspect", "--format={{.Id}}", name)
     name, _, digest = pinned.partition("@")
     return f"docker.io/{name}", digest
+
+
+def mirror_contexts() -> dict[str, str]:
+    """The contexts that take the bases from the mirror that KDTREE_MIRROR names (ci/mirror); none without one."""
+    return mirror.contexts(lockfile.load())
 
 
 def stand_in_contexts() -> dict[str, str]:
