@@ -27,6 +27,7 @@ Builds docker/Dockerfile with the engine at hand, checks the result, and says wh
   ci/image [--stand-in] [--tag kdtree:local] [--archs "120a"] [--archive FILE]
 
 --stand-in: on stand-in bases (ci/standin.py) in place of the pinned ones, without a network; inside `ci/engine run`.
+Else KDTREE_MIRROR=HOST/PREFIX takes the bases from where ci/mirror put them.
 --archive: into FILE first, an OCI archive that the commit alone decides (docs/supply-chain/reproduce.md), and the
 engine loads that; without it, files bear the time of the build. The architectures are KDTREE_ARCHS's, else the pinned
 ones. Writes build/image.json. The tag is given last: a build that fails or is interrupted leaves it as it was.
@@ -64,7 +65,7 @@ def interrupt(number: int, _frame: object) -> NoReturn:
 def make(chosen: argparse.Namespace) -> dict[str, object]:
     """Builds, checks and names the image; returns its report."""
     started = time.monotonic()
-    contexts = recipe.stand_in_contexts() if chosen.stand_in else {}
+    contexts = recipe.stand_in_contexts() if chosen.stand_in else recipe.mirror_contexts()
     pinned = lockfile.get(lockfile.load(), "images.sglang")
     base = contexts.get(pinned, pinned).removeprefix("docker-image://")
     return build_and_name(
