@@ -25,6 +25,7 @@ _TABLES: dict[str, set[str]] = {
     "sglang": {"commit", "tested", "contract"},
     "cuda": {"version", "nvcc", "minimum-driver", "architectures"},
     "python": {"test", "image"},
+    "actionlint": {"version", "sha256"},
     "github-runner": {"version", "sha256"},
     "smoke-model": {"name", "revision", "gpu-memory-gib"},
 }
