@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -46,6 +47,19 @@ def existing_host() -> str | None:
         check=False,
     )
     return context.stdout.strip() or "unix:///var/run/docker.sock"
+
+
+def environment(build: Path, host: str, *, private: bool) -> dict[str, str]:
+    """What a client of the engine at `host` needs in its environment."""
+    extra = {"DOCKER_HOST": host, "PATH": f"{clients_path(build)}:{os.environ.get('PATH', os.defpath)}"}
+    if private:
+        # The user's client configuration (contexts, credential helpers) is meant for other engines.
+        config = build / "engine" / "client"
+        config.mkdir(parents=True, exist_ok=True)
+        plugins = {"cliPluginsExtraDirs": [str(build / "engine" / "bin")]}
+        (config / "config.json").write_text(json.dumps(plugins))
+        extra |= {"DOCKER_CONFIG": str(config), "BUILDX_CONFIG": str(config / "buildx"), "BUILDX_BUILDER": "default"}
+    return extra
 
 
 def clients_path(build: Path) -> Path:

@@ -136,6 +136,11 @@ class PrivateEngine:
         self.kept.unlink(missing_ok=True)
         self.stop()
 
+    def remove(self) -> None:
+        """Stops the engine, whoever uses it, and removes all that it has."""
+        self.discard()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     @property
     def kept(self) -> Path:
         """A file that is there while the engine is to outlive its users."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from functools import partial
@@ -15,10 +14,10 @@ import standin
 from pinning import lockfile
 from standin import ROOT
 
-from . import contents, recipe
+from . import contents, interruption, recipe
 from .build import build
 from .errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ImageError
-from .naming import ENDING, build_and_name
+from .naming import build_and_name
 
 REPORT = ROOT / "build" / "image.json"
 ABOUT = """\
@@ -36,10 +35,6 @@ Exit codes: 0, 1 no image, 64 bad usage, 69 this machine cannot build it, 128 an
 """
 
 
-class Interrupted(BaseException):
-    """A signal would end us; what was begun is undone on the way out."""
-
-
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"kdtree: bad usage of ci/image: {message}. Fix: see ci/image --help", file=sys.stderr)
@@ -54,12 +49,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--archs", default=os.environ.get("KDTREE_ARCHS") or pinned_archs)
     parser.add_argument("--archive", type=lambda text: Path(text).absolute())
     return parser.parse_args()
-
-
-def interrupt(number: int, _frame: object) -> NoReturn:
-    for other in ENDING:
-        signal.signal(other, signal.SIG_IGN)  # a second one does not end the undoing
-    raise Interrupted(number)
 
 
 def make(chosen: argparse.Namespace) -> dict[str, object]:
@@ -79,8 +68,7 @@ def make(chosen: argparse.Namespace) -> dict[str, object]:
 
 def main() -> int:
     chosen = options()
-    for number in ENDING:
-        signal.signal(number, interrupt)
+    interruption.listen()
     try:
         found = make(chosen)
     except ImageError as error:
@@ -92,9 +80,9 @@ def main() -> int:
     except standin.FAILURES as error:
         print(f"kdtree: the stand-in bases cannot be built: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
-    except Interrupted as interrupted:
-        number = signal.Signals(interrupted.args[0])
-        print(f"kdtree: interrupted by {number.name}: {chosen.tag} is what it was. Fix: run it again", file=sys.stderr)
-        return 128 + number
+    except interruption.Interrupted as interrupted:
+        what = f"interrupted by {interrupted.name}: {chosen.tag} is what it was"
+        print(f"kdtree: {what}. Fix: run it again", file=sys.stderr)
+        return interrupted.code
     print(f"{chosen.tag}: {found['added_bytes']:,} bytes on a base of {found['base_bytes']:,} (build/image.json)")
     return 0

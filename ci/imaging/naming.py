@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from . import interruption
 from .errors import ImageError, output
 
 Build = Callable[..., None]
 """Builds with the options of buildx that it is called with."""
 Describe = Callable[[str], dict[str, object]]
 """What there is to say of an image by its id; raises ImageError where it may not have the name."""
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def build_and_name(tag: str, build: Build, describe: Describe, report: Path, archive: Path | None) -> dict[str, object]:
@@ -39,8 +37,7 @@ def build_and_name(tag: str, build: Build, describe: Describe, report: Path, arc
     report.parent.mkdir(exist_ok=True)
     partial = report.with_suffix(".part")
     partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)  # three steps of milliseconds, that belong together
+    interruption.ignore()  # three steps of milliseconds, that belong together
     report.unlink(missing_ok=True)
     output("docker", "image", "tag", image, tag)
     partial.replace(report)

@@ -1,0 +1,37 @@
+"""What the comparison found: a table for people, and build/reproduce.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .compare import Comparison
+
+_DIGEST = len("sha256:") + 12
+
+
+def lines(found: Comparison) -> Iterator[str]:
+    """A row for all that was compared, and under it why what differs does."""
+    width = max(len(row.what) for row in found.rows)
+    for row in found.rows:
+        verdict = row.a[:_DIGEST] if row.same else f"{row.a[:_DIGEST]} | {row.b[:_DIGEST]}"
+        yield f"  {'same   ' if row.same else 'DIFFERS'}  {row.what:{width}}  {verdict}"
+    for difference in found.differences:
+        yield f"{difference.where}{': ' + difference.path if difference.path else ''}"
+        yield from (f"    {line}" for line in difference.lines)
+
+
+def document(found: Comparison, about: dict[str, Any]) -> dict[str, Any]:
+    """The report as JSON has it."""
+    rows = [{"what": row.what, "same": row.same, "a": row.a, "b": row.b} for row in found.rows]
+    return {**about, "same": found.same, "compared": rows, "differences": [asdict(one) for one in found.differences]}
+
+
+def write(file: Path, told: dict[str, Any]) -> None:
+    """Replaces the report, whole."""
+    partial = file.with_suffix(".part")
+    partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    partial.replace(file)
