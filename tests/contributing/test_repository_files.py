@@ -112,6 +112,7 @@ def test_pre_commit_holds_a_commit_to_them(clone: Path) -> None:
     subprocess.run([program, "install"], cwd=clone, check=True, capture_output=True)
     file = clone / "ci" / "untidy"
     file.write_text("#!/bin/bash\necho $1\n")
+    file.chmod(0o755)
     subprocess.run(["git", "add", file], cwd=clone, check=True)
     refused = commit(clone)
     assert refused.returncode == 1, refused.stdout + refused.stderr
