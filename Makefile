@@ -1,6 +1,6 @@
 # Each verb calls one script in ci/; what it does is said there.
 .DEFAULT_GOAL := help
-.PHONY: help demo test image kernel gpu-test bench lint clean
+.PHONY: help demo test matrix image kernel gpu-test bench lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):  *## \(.*\)/  make \1\t\2/p' Makefile
@@ -10,6 +10,9 @@ demo:  ## build the image on stand-in bases and serve with it on the CPU: off, v
 
 test:  ## everything that a machine without a GPU can test
 	@ci/test
+
+matrix:  ## the patch's and the server's tests, whole, on each tested SGLang (an hour)
+	@ci/matrix
 
 image:  ## build the real image (needs a registry)
 	@ci/image

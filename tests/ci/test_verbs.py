@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RULES = dict(re.findall(r"^([a-z-]+):  ##.*\n\t@(\S+)", (ROOT / "Makefile").read_text(), re.M))
-VERBS = {"demo", "test", "image", "kernel", "gpu-test", "bench", "lint", "clean"}
+VERBS = {"demo", "test", "matrix", "image", "kernel", "gpu-test", "bench", "lint", "clean"}
 
 
 def test_the_verbs_are_the_documented_ones() -> None:
@@ -28,3 +28,9 @@ def test_a_verb_calls_a_program_in_ci(verb: str) -> None:
 def test_make_alone_lists_the_verbs() -> None:
     listed = subprocess.run(["make", "-s", "-C", ROOT], capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"make (\S+)", listed)) == VERBS | {"help"}
+
+
+def test_the_matrix_names_an_sglang_that_it_has_not() -> None:
+    done = subprocess.run([ROOT / "ci" / "matrix", "0.5.16"], capture_output=True, text=True)
+    assert done.returncode == 69
+    assert "kdtree: SGLang 0.5.16 is not unpacked: " in done.stderr
