@@ -27,7 +27,7 @@ from oci.errors import RegistryError
 from . import check, releases, relock, update, verify
 from .lockfile import ROOT, PinsError, get, load, merged
 
-EXIT_USAGE, EXIT_CONTRACT, EXIT_INTERRUPTED = 64, 78, 130
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_CONTRACT, EXIT_INTERRUPTED = 64, 69, 78, 130
 
 
 def main(argv: list[str]) -> int:
@@ -55,6 +55,9 @@ def main(argv: list[str]) -> int:
     except (PinsError, RegistryError) as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return error.code
+    except OSError as error:
+        print(f"kdtree: cannot be written or read: {error}. Fix: room and rights there", file=sys.stderr)
+        return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0

@@ -7,6 +7,7 @@ nothing that would have to be built on the way.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -16,10 +17,16 @@ from typing import Any
 
 from . import lockfile
 from .files import replace
-from .lockfile import PINS_FILE, PinsError, Wheel, normalize
+from .lockfile import PINS_FILE, ROOT, PinsError, Wheel, normalize
 
 # A wheel for another Python is asked for by platform tag; pip matches each tag exactly, so all are listed.
 PLATFORMS = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
+
+
+class Unresolved(PinsError):
+    """There is no resolution, or no way to it."""
+
+    code = 69
 
 
 def relock(pins: dict[str, Any], set_name: str) -> None:
@@ -58,9 +65,19 @@ def _rounds(roots: list[str]) -> list[list[str]]:
 
 
 def _download(folder: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
-    if subprocess.run([*command, "--dest", str(folder), *arguments]).returncode:
-        raise PinsError("pip could not resolve the set; its words are above")
+    command = [_python_with_pip(), "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
+    if subprocess.run([*command, "--dest", folder, *arguments]).returncode:
+        fix = "roots that go together, the network, room for the downloads"
+        raise Unresolved(f"pip could not resolve the set; its words are above. Fix: {fix}")
+
+
+def _python_with_pip() -> str | Path:
+    """This Python, or where it has no pip, as Debian's, the test environment's."""
+    if importlib.util.find_spec("pip"):
+        return sys.executable
+    if (python := ROOT / "build" / "venv" / "bin" / "python").exists():
+        return python
+    raise Unresolved("no pip to resolve with. Fix: ci/venv")
 
 
 def _download_for(folder: Path, python: str, found: list[Wheel]) -> None:
