@@ -67,7 +67,5 @@ def _hold(after: dict[str, str], scratch: Path) -> None:
 
 
 def _unified(name: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
-    return f"diff --git a/{name} b/{name}\n" + "".join(lines)
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))

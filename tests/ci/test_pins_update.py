@@ -125,7 +125,7 @@ def test_the_change_is_one_diff_that_keeps_to_its_pins(
 ) -> None:
     assert cli.main(["update", "--no-tests"]) == 0
     assert capsys.readouterr().out == f"git apply build/{diff.name}\n"
-    said, _, changes = diff.read_text().partition("\ndiff --git ")
+    said, _, changes = diff.read_text().partition("\n--- ")
     assert f"Image: lmsysorg/sglang@{good.index}" in said
     assert "Contract (signatures, the attention call, what the decline list reads, the KV pool): as expected" in said
     added = [line[1:].split()[0].partition("=")[0] for line in changes.splitlines() if line.startswith("+")]
