@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +26,12 @@ pytestmark = [
 ]
 BUILD = ROOT / "build"
 TAG = "tiny:local"
-DISK_BYTES = 48 << 20
+DISK_BYTES = 256 << 20
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
-    """An engine whose data are on a disk of 48 MB."""
+    """An engine whose data are on a disk in memory."""
     disk = tmp_path_factory.mktemp("disk")
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", disk], check=True)
     made = PrivateEngine(BUILD, "faults")
@@ -40,6 +41,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
             yield made
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+@contextmanager
+def nearly_full(engine: PrivateEngine) -> Iterator[int]:
+    """Leaves the engine's disk a few MB; yields how many bytes are more than that."""
+    disk, left = engine.data.parent, 8 << 20
+
+    def resize(size: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+
+    resize(shutil.disk_usage(disk).used + left)
+    try:
+        yield 2 * left
+    finally:
+        resize(DISK_BYTES)
 
 
 class Tiny:
@@ -102,7 +118,6 @@ class Tiny:
 def tiny(tmp_path: Path, engine: PrivateEngine) -> Tiny:
     """With an image that has the tag."""
     made = Tiny(tmp_path, engine)
-    made.docker("system", "prune", "--all", "--force")  # what a full disk was filled with
     made.recipe("FROM scratch\nCOPY content /\n", b"old")
     building = made.start()
     assert (building.communicate()[1] and building.returncode) == 0
@@ -155,9 +170,9 @@ def test_a_registry_that_fails(tiny: Tiny, registry: FaultyRegistry, fault: str,
 
 @pytest.mark.parametrize("options", [[], ["--archive"]], ids=["load", "archive"])
 def test_a_full_disk(tiny: Tiny, tmp_path: Path, options: list[str]) -> None:
-    tiny.recipe("FROM scratch\nCOPY content /\n", os.urandom(DISK_BYTES))
     archive = tmp_path / "image.tar"
-    with tiny.untouched():
+    with tiny.untouched(), nearly_full(tiny.engine) as too_many:
+        tiny.recipe("FROM scratch\nCOPY content /\n", os.urandom(too_many))
         code, line = tiny.fails(*(f"{option}={archive}" for option in options))
     assert code == 1
     assert "the engine's disk is full" in line
