@@ -7,13 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .lockfile import ROOT
+from .lockfile import ROOT, PinsError
 
 PYTHON = ROOT / "build" / "venv" / "bin" / "python"
 # What could differ there; the rest does not touch SGLang.
 FILES = ("modes", "decline", "contract", "plugin", "server_arguments", "startup", "redaction")
 # Of these, what could: the kernel's arithmetic is the same on any SGLang.
 CHOSEN = "(not fp8 or descales) and not float32 and not page and not test_call_is_declined and not validate-logit"
+
+
+def prepare() -> None:
+    """The test environment and the host library; free where they are there. Raises PinsError."""
+    for script in ("venv", "kernel"):
+        if subprocess.run([ROOT / "ci" / script], stdout=subprocess.DEVNULL).returncode:
+            raise PinsError(f"ci/{script} failed; why is above")
 
 
 def run(sglang: Path) -> tuple[bool, str]:

@@ -73,6 +73,7 @@ def _try(sources: Path, nightly: Nightly, tests: bool) -> list[str]:
     results = ["Contract (signatures, the attention call, what the decline list reads, the KV pool): as expected"]
     if not tests:
         return [*results, "Tests of the patch on its sources: not run (--no-tests)"]
+    patch_tests.prepare()
     passed, said = patch_tests.run(sources)
     last = said.strip().splitlines()[-1] if said.strip() else "pytest said nothing"
     if not passed:
