@@ -44,7 +44,11 @@ def files(text: str) -> set[str]:
 
 
 def exists(name: str) -> bool:
-    return (documents.ROOT / name).exists() or (PACKAGE / name).exists() or (FOLDER / name).exists()
+    return (
+        (documents.ROOT / name).exists()
+        or (PACKAGE / name).exists()
+        or any((folder / name).exists() for folder in (FOLDER, FOLDER.parent))
+    )
 
 
 def test_the_pictures_are_what_is_drawn(tmp_path: Path) -> None:
