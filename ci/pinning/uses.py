@@ -26,6 +26,7 @@ _OTHERS = re.compile(
     r"\bnpm (?:-\S+ )*(?:install|i|add|exec)\b|\bnpx |\bpipx |\bcargo install\b|\bgo install\b|\bgem install\b"
     r"|\bapk add\b|\b(?:curl|wget)\b[^|]*\|\s*(?:ba)?sh\b"
 )
+_LATEST = re.compile(r"[\w./-]+:(?:latest|edge|nightly)(?![\w.-])")
 _HEX = re.compile(r"[0-9a-f]{40}")
 
 
@@ -155,6 +156,8 @@ def _installs(root: Path) -> Iterator[str]:
                 yield f"{name}: pip without --require-hashes or --no-index: {step[:80]}"
             if _APT.search(step) and not recipe and name != FOR_THE_MACHINE:
                 yield f"{name}: apt-get install outside {FOR_THE_MACHINE}: {step[:80]}"
+            if latest := _LATEST.search(step):
+                yield f"{name}: {latest[0]} is another image some day"
             if _OTHERS.search(step):
                 yield f"{name}: an install that no pin holds: {step[:80]}"
 

@@ -112,7 +112,7 @@ DEVEL, SGLANG = lockfile.get(PINS, "images.cuda-devel"), lockfile.get(PINS, "ima
         (DOCKERFILE, f"FROM {DEVEL}", "FROM debian:12", "FROM debian:12 is not in pins.toml"),
         (DOCKERFILE, f"FROM {DEVEL}", f"FROM {DEVEL.partition('@')[0]}", "ubuntu24.04 is not in pins.toml"),
         (DOCKERFILE, f"FROM {SGLANG}", f"FROM {SGLANG[:-2]}00", "b000 is not in pins.toml"),
-        (DOCKERFILE, "COPY --from=kernel", "COPY --from=busybox:latest", "FROM busybox:latest is not in pins.toml"),
+        (DOCKERFILE, "COPY --from=kernel", "COPY --from=busybox:1.37", "FROM busybox:1.37 is not in pins.toml"),
         (DOCKERFILE, ",from=wheels", ",from=alpine", "FROM alpine is not in pins.toml"),
         (DOCKERFILE, "# KDTree on", "# syntax=docker/dockerfile:1\n#", "syntax docker/dockerfile:1 would be fetched"),
         ("docker/standin/Dockerfile", "FROM base AS cuda", "FROM debian AS cuda", "FROM debian is not in pins.toml"),
@@ -129,6 +129,7 @@ DEVEL, SGLANG = lockfile.get(PINS, "images.cuda-devel"), lockfile.get(PINS, "ima
         (DOCKERFILE, "RUN chmod 0755 /root", "RUN curl -L x | sh", "an install that no pin holds: RUN curl"),
         ("ci/gpu-bundle", "--require-hashes", "", "ci/gpu-bundle: pip without"),
         ("ci/kernel", "set -e", "apt-get -y install g++\nset -e", "ci/kernel: apt-get install outside ci/system-pack"),
+        ("ci/kernel", "set -e", "docker run debian:latest\nset -e", "ci/kernel: debian:latest is another image some"),
         # Versions
         (VERSIONS[0], 'KDTREE_VERSION "', 'KDTREE_VERSION "9', "version 9"),
         # The file itself
