@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,19 @@ def read(path: Path, made_by: str) -> dict[str, Any]:
     return found
 
 
-def write(path: Path, document: dict[str, Any]) -> None:
-    """Puts the document in place when all of it is on disk. Raises ShippingError where it cannot be."""
+def write(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Makes a document and puts it in place when all of it is on disk.
+
+    Raises ShippingError where it cannot be written; before it is made, if that can be told.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            partial.touch()
+            document = make()
             partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             partial.replace(path)
         finally:
@@ -45,3 +54,4 @@ def write(path: Path, document: dict[str, Any]) -> None:
     except OSError as error:
         fix = "a folder that can be written, with room"
         raise ShippingError(f"{path} cannot be written: {error.strerror}. Fix: {fix}", EXIT_UNWRITABLE) from error
+    return document

@@ -40,8 +40,8 @@ def main() -> int:
 
 
 def write(image: str, path: Path) -> int:
-    found = predicate(built.look_at(image), lockfile.load(), engine())
-    files.write(path, found)
+    image_built = built.look_at(image)
+    found = files.write(path, lambda: predicate(image_built, lockfile.load(), engine()))
     count = len(found["buildDefinition"]["resolvedDependencies"])
     print(f"{path}: {count} things went in; built by {found['runDetails']['builder']['id']}")
     return 0

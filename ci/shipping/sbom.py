@@ -30,9 +30,8 @@ def main() -> int:
 
 def write(image: str, path: Path) -> int:
     found = built.look_at(image)
-    runtime = lockfile.get(lockfile.load(), "cuda.version")
-    document = spdx.document(syft.scan(image), found, files.policy("licences"), runtime)
-    files.write(path, document)
+    licences, runtime = files.policy("licences"), lockfile.get(lockfile.load(), "cuda.version")
+    document = files.write(path, lambda: spdx.document(syft.scan(image), found, licences, runtime))
     ours = ", ".join(f"{name} {package['versionInfo']}" for name, package in sorted(spdx.ours(document).items()))
     print(f"{path}: {len(document['packages'])} packages; added to the base: {ours}")
     return 0
