@@ -52,6 +52,7 @@ def checkout(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         for file in (*(ROOT / "ci").glob("engine*"), *(ROOT / "ci").glob("pins*")):
             if file.is_file():
                 shutil.copy(file, folder / "ci")
+        shutil.copytree(ROOT / "ci" / "pinning", folder / "ci" / "pinning")
         for shared in (debs, compose):
             (folder / "build" / "engine" / shared.name).symlink_to(shared)
         made.append(folder)
