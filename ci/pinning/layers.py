@@ -46,9 +46,10 @@ def _take(blob: Blob, root: PurePosixPath, folder: Path, seen: set[PurePosixPath
                     hidden.add(path.parent)
                 elif path.name.startswith(_GONE):
                     hidden.add(path.with_name(path.name.removeprefix(_GONE)))
-                elif member.isfile():
-                    member.name = str(path.relative_to(root))
-                    archive.extract(member, folder, set_attrs=False, filter="data")
+                elif member.isfile() and ".." not in path.parts and (content := archive.extractfile(member)):
+                    target = folder / path.relative_to(root)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(content.read())
                     hidden.add(path)
         blob.drain()
     except (tarfile.TarError, zlib.error, EOFError) as error:
