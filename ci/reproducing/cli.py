@@ -94,18 +94,19 @@ def alone() -> Iterator[None]:
 def build_twice(chosen: argparse.Namespace) -> tuple[compare.Comparison, dict[str, Any]]:
     """Builds both ways and compares; returns what was found, and what there is to say of the builds."""
     kind = chosen.bases or bases.at_hand()
+    commit = output("git", "rev-parse", "HEAD", folder=ROOT)
     bases.need_room(kind, FOLDER)
     contexts = bases.contexts(kind)
     built = []
     for way in WAYS:
         print(f"reproduce: build {way.name} on {kind.value}", file=sys.stderr)
-        built.append(build_way(way, FOLDER, chosen.archs, contexts, *bases.options(kind)))
+        built.append(build_way(way, FOLDER, commit, chosen.archs, contexts, *bases.options(kind)))
     a, b = built
     found = compare.archives(Archive(a.archive), Archive(b.archive))
     found.add(compare.folders(a.artifacts, b.artifacts))
     found.add(recorded(a))
     about = {
-        "commit": output("git", "rev-parse", "HEAD", folder=a.source),
+        "commit": commit,
         "bases": kind.value,
         "stand-ins": contexts,
         "engine": output("docker", "version", "--format={{.Server.Version}}"),

@@ -30,7 +30,7 @@ def differences(a: tuple[Archive, Layer], b: tuple[Archive, Layer]) -> Iterator[
     for where, only in (("A", one.keys() - other.keys()), ("B", other.keys() - one.keys())):
         for path in sorted(only):
             yield path, [f"only in {where}: {_told({**one, **other}[path])}"]
-    contents = [path for path in changed if one[path]["content"] != other[path]["content"]]
+    contents = [path for path in changed if "" != one[path]["content"] != other[path]["content"] != ""]
     texts, others = _contents(*a, contents), _contents(*b, contents)
     for path in changed:
         lines = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,14 +48,14 @@ class Built:
     seconds: float
 
 
-def build_way(way: Way, folder: Path, archs: str, contexts: Mapping[str, str], *options: str) -> Built:
-    """Checks out the commit and builds it from scratch: the image as an archive, and what is compiled alone.
+def build_way(way: Way, folder: Path, commit: str, archs: str, contexts: Mapping[str, str], *options: str) -> Built:
+    """Checks out a commit and builds it from scratch: the image as an archive, and what is compiled alone.
 
     Raises:
         ImageError: The build failed.
     """
     began = time.time()
-    source = checkout(way, folder)
+    source = checkout(way, folder, commit)
     archive, artifacts = folder / f"{way.name}.tar", folder / f"{way.name}-artifacts"
     arguments = recipe.arguments(source, archs, contexts)
     # Without this the second build would find the first one's compiled stages, whatever --no-cache says of its own.
@@ -69,13 +68,14 @@ def build_way(way: Way, folder: Path, archs: str, contexts: Mapping[str, str], *
     return Built(way, source, archive, artifacts, when, round(time.time() - began, 1))
 
 
-def checkout(way: Way, folder: Path) -> Path:
-    """A clone of the commit at hand, made anew."""
+def checkout(way: Way, folder: Path, commit: str) -> Path:
+    """A clone at a commit, made anew."""
     source = folder / way.folder
     shutil.rmtree(source, ignore_errors=True)
     before = os.umask(way.umask)
     try:
-        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, source], check=True)
+        output("git", "clone", "--quiet", "--no-hardlinks", "--no-checkout", ROOT, source)
+        output("git", "checkout", "--quiet", "--detach", commit, folder=source)
     finally:
         os.umask(before)
     if way.mtime is not None:
