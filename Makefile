@@ -17,6 +17,9 @@ matrix:  ## the patch's and the server's tests, whole, on each tested SGLang (an
 image:  ## build the real image (needs a registry)
 	@ci/image
 
+reproduce:  ## build the image twice and compare, to the bit (docs/supply-chain/reproduce.md)
+	@ci/reproduce
+
 kernel:  ## compile both libraries and write build/kernel-report.json
 	@ci/kernel
 

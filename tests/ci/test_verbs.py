@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RULES = dict(re.findall(r"^([a-z-]+):  ##.*\n\t@(\S+)", (ROOT / "Makefile").read_text(), re.M))
-VERBS = {"demo", "test", "matrix", "image", "kernel", "gpu-test", "bench", "lint", "clean"}
+VERBS = {"demo", "test", "matrix", "image", "reproduce", "kernel", "gpu-test", "bench", "lint", "clean"}
 
 
 def test_the_verbs_are_the_documented_ones() -> None:
