@@ -28,6 +28,7 @@ def make_model(image: str, models: Path) -> str:
     maker = Path(__file__).with_name("model.py")
     name = f"mla-{hashlib.sha256(maker.read_bytes()).hexdigest()[:12]}"
     models.mkdir(parents=True, exist_ok=True)
+    models.chmod(0o755)  # the server is another user
     if (models / name).exists():
         return name
     done = subprocess.run(

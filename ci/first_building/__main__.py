@@ -33,6 +33,7 @@ from .step import Status, Step, walk
 from .steps import steps
 
 FAILED, USAGE, UNAVAILABLE = 1, 64, 69
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN = {Status.OK: "ok", Status.NOT_SO: "NOT SO", Status.UNDER_WAY: "..."}
 
 
@@ -114,12 +115,15 @@ def site(chosen: argparse.Namespace) -> Iterator[Site]:
 
 
 def interrupt(number: int, _frame: Any) -> NoReturn:
+    # A second one does not cut short what ends programs and writes the report.
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     raise Interrupted(number)
 
 
 def main() -> int:
     chosen = options()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, interrupt)
     code = 0
     try:
@@ -132,6 +136,9 @@ def main() -> int:
             print("kdtree: the first build was interrupted; call it again and it goes on", file=sys.stderr)
             code = interrupted.code
         this.write()
+    except Interrupted as interrupted:
+        print("kdtree: the first build was interrupted before its first step", file=sys.stderr)
+        return interrupted.code
     except stand_in.Unavailable as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return UNAVAILABLE

@@ -14,10 +14,11 @@ from typing import Any
 
 from imaging.build import buildx as find_buildx
 from imaging.errors import ImageError
+from oci import names
 from pinning import lockfile
 
 from .running import NO_PROGRAM, run
-from .site import Pinned, Site
+from .site import Site
 from .step import Found, NotRun, NotSo
 
 DOCKER, COMPOSE, TOOLKIT = (25,), (2, 24), (1, 17, 8)
@@ -27,7 +28,6 @@ UNPACKED = 4
 """Bytes on disk for one in the registry: the layer as it came and what it unpacks to, two to three times as much."""
 ROOM = 10 << 30
 """Bytes for what the build adds and its caches."""
-HUB = "registry-1.docker.io"
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -130,16 +130,10 @@ def toolkit(site: Site) -> Found:
     raise NotSo("the engine cannot hand over GPUs", "neither a runtime named nvidia nor a CDI specification", fix)
 
 
-def registry_of(image: Pinned) -> str:
-    """The address of an image's registry, as Docker reads its name."""
-    first, separator, _ = image.name.partition("/")
-    return first if separator and (":" in first or "." in first or first == "localhost") else HUB
-
-
 def network(site: Site) -> Found:
     """Each registry answers, if only that one has to log in."""
     answered = []
-    for address in sorted({registry_of(image) for image in site.images}):
+    for address in sorted({names.repository(image.name).host for image in site.images}):
         scheme = "http" if address.startswith(("127.0.0.1:", "localhost:")) else "https"
         try:
             with urllib.request.urlopen(f"{scheme}://{address}/v2/", timeout=30) as response:

@@ -16,8 +16,14 @@ SCHEMA = 1
 
 
 def identity(*, stand_in: bool) -> str:
-    """What an earlier run must have been of for its steps to count: the sources, changes included, and the kind."""
-    sources = run("git", "rev-parse", "HEAD").output + run("git", "diff", "HEAD").output
+    """What an earlier run must have been of for its steps to count: the sources, changes included, and the kind.
+
+    Empty where git cannot tell: then nothing counts.
+    """
+    asked = run("git", "rev-parse", "HEAD"), run("git", "diff", "HEAD")
+    if any(answer.code != 0 for answer in asked):
+        return ""
+    sources = "".join(answer.output for answer in asked)
     return hashlib.sha256(f"{sources}{stand_in}".encode()).hexdigest()[:16]
 
 
@@ -25,7 +31,7 @@ def kept(path: Path, wanted: str) -> dict[str, Outcome]:
     """The steps that an earlier run of the same identity found ok; none where there is no such run."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if (document["schema"], document["identity"]) != (SCHEMA, wanted):
+        if not wanted or (document["schema"], document["identity"]) != (SCHEMA, wanted):
             return {}
         steps = document["steps"].items()
         return {name: Outcome(Status.OK, **fields(step)) for name, step in steps if step["status"] == Status.OK}

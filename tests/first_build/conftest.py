@@ -11,8 +11,6 @@ import pytest
 from first_building import stand_in
 from first_building.site import Pinned, Site
 
-BUILDX = ["docker-buildx"]
-
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
@@ -41,4 +39,4 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pinned, .
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     """A place without images, whose docker and buildx are known."""
-    return Site((), tmp_path, data={"docker": {"DockerRootDir": "/"}, "buildx": {"program": BUILDX}})
+    return Site((), tmp_path, data={"docker": {"DockerRootDir": "/"}, "buildx": {}})

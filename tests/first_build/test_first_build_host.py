@@ -119,19 +119,6 @@ def test_no_network(site: Site) -> None:
     assert "Connection refused. Fix: the network, or a proxy" in found
 
 
-@pytest.mark.parametrize(
-    ("name", "address"),
-    [
-        ("lmsysorg/sglang", host.HUB),
-        ("python", host.HUB),
-        ("ghcr.io/a/b", "ghcr.io"),
-        ("localhost:5000/a", "localhost:5000"),
-    ],
-)
-def test_whose_registry(name: str, address: str) -> None:
-    assert host.registry_of(replace(IMAGE, name=name)) == address
-
-
 def test_a_disk_too_small(program: Program, site: Site) -> None:
     program("docker", "exit 1")  # no image is here yet
     site.data["digests"] = {"images": {"sglang": {"bytes": 10**15}}}

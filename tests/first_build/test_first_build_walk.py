@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,3 +155,16 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path) -> None:
         journal.write(file, "x" * 100)
     assert json.loads(file.read_text()) == {"whole": True}
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_the_page_tells_of_every_step_and_option() -> None:
+    page = (ROOT / "docs" / "first-build.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`.*?) \|.*\| (.*?) ?\|$", page, re.M)
+    named = [name for cell, _ in table for name in re.findall(r"`(.+?)`", cell)]
+    real = {step.name: step for step in steps(stand_in=False)}
+    assert named == list(real)
+    for cell, needs in table:
+        for name in re.findall(r"`(.+?)`", cell):
+            assert set(re.findall(r"`(.+?)`", needs)) <= set(real[name].needs), name
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)) <= {"--until", "--anew", "--stand-in"}
+    assert set(re.findall(r"--until (\w+)", page)) <= set(real)
