@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from .compare import Comparison
 
+MOST_PATHS = 20
+"""Of one layer; the file has all of them."""
 _DIGEST = len("sha256:") + 12
 
 
@@ -19,9 +22,17 @@ def lines(found: Comparison) -> Iterator[str]:
     for row in found.rows:
         verdict = row.a[:_DIGEST] if row.same else f"{row.a[:_DIGEST]} | {row.b[:_DIGEST]}"
         yield f"  {'same   ' if row.same else 'DIFFERS'}  {row.what:{width}}  {verdict}"
-    for difference in found.differences:
-        yield f"{difference.where}{': ' + difference.path if difference.path else ''}"
-        yield from (f"    {line}" for line in difference.lines)
+    for where, differences in groupby(found.differences, key=lambda one: one.where):
+        yield where
+        told = list(differences)
+        for difference in told[:MOST_PATHS]:
+            indent = "    "
+            if difference.path:
+                yield f"    {difference.path}"
+                indent += indent
+            yield from (f"{indent}{line}" for line in difference.lines)
+        if len(told) > MOST_PATHS:
+            yield f"    and {len(told) - MOST_PATHS} more"
 
 
 def document(found: Comparison, about: dict[str, Any]) -> dict[str, Any]:

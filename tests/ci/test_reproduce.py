@@ -45,7 +45,7 @@ def test_the_command_says_whether_two_archives_are_the_same(tmp_path: Path) -> N
     assert (same.returncode, differing.returncode) == (0, 1)
     assert "DIFFERS" not in same.stdout
     assert same.stdout.splitlines()[-1].startswith("the same to the bit: sha256:")
-    assert "    mode 0644 | 0600" in differing.stdout.splitlines()
+    assert "        mode 0644 | 0600" in differing.stdout.splitlines()
     assert differing.stderr.startswith("kdtree: the two images differ: ")
 
 
@@ -56,7 +56,7 @@ def test_attestations_are_not_compared_for_they_carry_times(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (with_file(mode=0o600), ["layer 1: step 0: opt/x", "mode 0644 | 0600"]),
+        (with_file(mode=0o600), ["layer 1: step 0\n    opt/x\n        mode 0644 | 0600"]),
         (with_file(mtime=999_999_999), ["opt/x", "time 2001-09-09 01:46:40 | 2001-09-09 01:46:39"]),
         (with_file(uid=1000), ["opt/x", "owner 0:0 | 1000:0"]),
         (with_file(content=b"one\nTWO\n"), ["opt/x", "line 2: two | TWO"]),
@@ -99,6 +99,14 @@ def test_bad_usage_is_refused() -> None:
     done = explained(Path("one"))
     assert done.returncode == 64
     assert done.stderr.startswith("kdtree: bad usage of ci/reproduce: ")
+
+
+def test_of_a_layer_that_differs_everywhere_the_first_paths_are_told(tmp_path: Path) -> None:
+    a, b = (Image((tuple(File(f"z{n:02}", mode=mode) for n in range(99)),)) for mode in (0o644, 0o600))
+    said = compared(tmp_path, a, b)[1]
+    assert f"z{report.MOST_PATHS - 1:02}" in said
+    assert f"z{report.MOST_PATHS:02}" not in said
+    assert said.endswith(f"and {99 - report.MOST_PATHS} more")
 
 
 # ---- In one file
