@@ -19,6 +19,7 @@ Exit codes: 0, 1 not so, 64 usage, 69 a registry or index that does not answer, 
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_CONTRACT, EXIT_INTERRUPTED = 64, 69, 78, 130
 
 
 def main(argv: list[str]) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         match argv:
             case ["get", key]:
@@ -59,6 +61,7 @@ def main(argv: list[str]) -> int:
         print(f"kdtree: cannot be written or read: {error}. Fix: room and rights there", file=sys.stderr)
         return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
+        print("kdtree: interrupted: the lock is what it was. Fix: run it again", file=sys.stderr)
         return EXIT_INTERRUPTED
     return 0
 

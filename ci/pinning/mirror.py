@@ -2,12 +2,13 @@
 
 KEY is an image of ci/pins.toml; without any, the two that the image is built on. An image goes to HOST/PREFIX/NAME
 under its digest and its tag, with every platform and byte for byte: its digest stays. What is there already is not
-sent again. Log in before (docker login HOST).
+sent again. Log in before (docker login HOST). KDTREE_MIRROR, where it is set, is copied from.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return EXIT_USAGE
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefix, keys = argv[0].rstrip("/"), argv[1:] or BUILT_ON
     try:
         pins = lockfile.load()
@@ -36,6 +38,9 @@ def main(argv: list[str]) -> int:
         print(f"kdtree: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
+        print(
+            "kdtree: interrupted: no tag was given. Fix: run it again; what is there is not sent twice", file=sys.stderr
+        )
         return EXIT_INTERRUPTED
     print(f"export KDTREE_MIRROR={prefix}")
     return 0

@@ -20,8 +20,8 @@ from .lockfile import ROOT, PinsError
 WHEELHOUSE = ROOT / "build" / "wheelhouse"
 UNPACKED = ROOT / "build" / "sglang-releases"
 SET = "sglang-releases"
-# Where the contract's files are, in any of the releases.
-READ = ("sglang/srt/layers/", "sglang/srt/model_executor/", "sglang/kernels/ops/")
+# Where the contract's files are, in any of the releases; the first makes it a package that Python finds.
+READ = ("sglang/__init__.py", "sglang/srt/layers/", "sglang/srt/model_executor/", "sglang/kernels/ops/")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,13 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from pinning import cli, mirror, releases
+from pinning.releases import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "supply-chain" / "pins.md").read_text()
@@ -19,14 +23,31 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
 
 
-def test_the_table_is_what_the_check_says() -> None:
-    verdicts = releases.check_all()
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    return releases.check_all()
+
+
+def test_the_table_is_what_the_check_says(verdicts: list[Verdict]) -> None:
     assert [verdict.row for verdict in verdicts] == re.findall(r"^\| \d+\.\d+\.\d+ \|.*$", PAGE, re.M)
 
 
-def test_what_is_tested_is_supported() -> None:
-    supported = {verdict.sglang for verdict in releases.check_all() if verdict.reason is None}
+def test_what_is_tested_is_supported(verdicts: list[Verdict]) -> None:
+    supported = {verdict.sglang for verdict in verdicts if verdict.reason is None}
     assert set(releases.lockfile.load()["sglang"]["tested"]) <= supported
+
+
+def test_a_server_with_a_release_that_is_refused_ends_before_it_starts(verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        (unpacked,) = releases.UNPACKED.glob(f"{verdict.sglang}-*")
+        done = subprocess.run(
+            [sys.executable, "-m", "kdtree_verify.preflight"],
+            env=os.environ | {"PYTHONPATH": str(unpacked)},
+            capture_output=True,
+            text=True,
+        )
+        line = f"kdtree: {verdict.reason}. Fix: use an SGLang that this release was tested with (0.5.21, 0.5.23), or "
+        assert (done.returncode, done.stderr[: len(line)]) == ((78, line) if verdict.reason else (0, ""))
 
 
 def test_the_contract_is_a_command_that_prints_the_table() -> None:
