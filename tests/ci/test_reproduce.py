@@ -67,7 +67,7 @@ def test_attestations_are_not_compared_for_they_carry_times(tmp_path: Path) -> N
         (replace(IMAGE, level=1), ["the same tar, compressed otherwise"]),
         (replace(IMAGE, labels={"a": "b"}), ["configuration", 'config.Labels.a: null | "b"']),
         (Image((*IMAGE.layers, (FILE,))), ["layer 2: step 1", "only in B"]),
-        (replace(IMAGE, damaged=True), ["archive B: sha256:", "its bytes are not those of its digest"]),
+        (replace(IMAGE, damaged=True), ["archive B\n    sha256:", "its bytes are not those of its digest"]),
     ],
 )
 def test_a_difference_is_told_where_it_is(tmp_path: Path, other: Image, told: list[str]) -> None:
