@@ -15,6 +15,7 @@ registry here, 130 or 143 interrupted.
 from __future__ import annotations
 
 import argparse
+import platform
 import signal
 import sys
 import time
@@ -72,6 +73,7 @@ class Run:
             "stand_in": stand_in,
             "revision": run("git", "describe", "--always", "--dirty", "--abbrev=40").output.strip() or "unknown",
             "sglang": lockfile.get(lockfile.load(), "sglang.commit"),
+            "host": f"{_system()}, kernel {platform.release()}, {platform.machine()}",
             "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._started)),
         }
         self.outcomes = {} if anew else journal.kept(out / "first-build.json", self._identity)
@@ -102,6 +104,13 @@ class Run:
     def wrong(self) -> bool:
         allowed = (Status.OK, Status.NOT_RUN) if self._about["stand_in"] else (Status.OK,)
         return any(outcome.status not in allowed for outcome in self.outcomes.values())
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return platform.system()
 
 
 @contextmanager

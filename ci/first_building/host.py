@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import platform
 import re
 import shutil
 import urllib.error
@@ -56,9 +55,8 @@ def docker(site: Site) -> Found:
         raise NotSo("the Docker engine does not answer", said, fix)
     if not at_least(version, DOCKER):
         raise NotSo("the Docker engine is too old", version, install)
-    system = {"system": info.get("OperatingSystem"), "kernel": platform.release(), "machine": platform.machine()}
     kept = ("Driver", "DockerRootDir", "Runtimes", "CDISpecDirs", "DiscoveredDevices")
-    data = {"version": version, **system, **{name: info.get(name) for name in kept}}
+    data = {"version": version, **{name: info.get(name) for name in kept}}
     return Found(f"{version}, {info.get('Driver')}, on {info.get('OperatingSystem')}", data=data)
 
 

@@ -51,7 +51,7 @@ def _versions(about: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> str:
     entries = {
         "KDTree": about["revision"],
         "SGLang": about["sglang"],
-        "host": f"{engine.get('system', 'unknown')}, kernel {engine.get('kernel', 'unknown')}",
+        "host": about["host"],
         "Docker": f"{engine.get('version', 'unknown')}; {data.get('buildx', {}).get('version', 'no buildx')}",
         "driver": driver.get("version", "none"),
         "run": f"{about['started']}, {about['seconds']:.0f} s",

@@ -120,8 +120,10 @@ def _missing(step: Step, outcomes: Mapping[str, Outcome]) -> str:
     """Why the step cannot be done; empty where it can."""
     for need in step.needs:
         if (found := outcomes[need]).status is not Status.OK:
-            told = f": {found.summary}" if found.status is Status.NOT_RUN else ""
-            return f"because {need} is {found.status}{told}"
+            if found.status is not Status.NOT_RUN:
+                return f"because {need} is {found.status}"
+            # The first reason, not a chain of them.
+            return found.summary if found.summary.startswith("because ") else f"because {need}: {found.summary}"
     return ""
 
 

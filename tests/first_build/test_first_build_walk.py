@@ -15,7 +15,14 @@ from first_building.site import ROOT, Site
 from first_building.step import Found, NotRun, NotSo, Outcome, Status, Step, walk
 from first_building.steps import steps
 
-ABOUT = {"stand_in": False, "revision": "0123", "sglang": "cae69be5", "started": "2026-12-01 10:00 UTC", "seconds": 61}
+ABOUT = {
+    "stand_in": False,
+    "revision": "0123",
+    "sglang": "cae69be5",
+    "host": "Linux",
+    "started": "2026-12-01 10:00 UTC",
+    "seconds": 61,
+}
 
 
 def ok(site: Site) -> Found:
@@ -44,6 +51,7 @@ def test_a_step_that_fails_stops_what_needs_it_and_nothing_else(site: Site) -> N
         Step("c", "", ok),
         Step("d", "", absent),
         Step("e", "", ok, ("c", "d")),
+        Step("f", "", ok, ("e",)),
     )
     assert {name: outcome.status for name, outcome in found.items()} == {
         "a": Status.NOT_SO,
@@ -51,10 +59,12 @@ def test_a_step_that_fails_stops_what_needs_it_and_nothing_else(site: Site) -> N
         "c": Status.OK,
         "d": Status.NOT_RUN,
         "e": Status.NOT_RUN,
+        "f": Status.NOT_RUN,
     }
     assert found["a"].summary == "it is not: another. Fix: mend it"
     assert found["b"].summary == "because a is not so"
-    assert found["e"].summary == "because d is not run: no NVIDIA GPU"
+    assert found["e"].summary == "because d: no NVIDIA GPU"
+    assert found["f"].summary == found["e"].summary, "the first reason"
     assert site.data["c"] == {"n": 1}
 
 
