@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pinning import cli as pins
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh( run)?(?:=(\w+))?\n(.*?)^```", PAGE, re.M | re.S)
@@ -85,6 +87,8 @@ def test_verbs_and_programs_exist(script: str) -> None:
             continue
         if words[0] == "make":
             assert words[1] in verbs, line
+        elif words[0] == "ci/pins":
+            assert re.search(rf"^ci/pins {words[1]}\b", pins.__doc__ or "", re.M), line
         elif "/" in words[0] and not words[0].startswith("build/"):
             assert os.access(ROOT / words[0], os.X_OK), line
 
