@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from engine_debs import DebsError, archive
-from imaging import contents, layers
+from imaging import contents, layers, listing
 from imaging.errors import ImageError
 from imaging.layers import Entry, Layer, Saved
 from pinning import lockfile
@@ -59,6 +59,20 @@ def test_the_files_are_those_in_a_container(client: Any, image: dict[str, Any]) 
     )
     found = {path: digest for digest, path in (line.split(maxsplit=1) for line in told.decode().splitlines())}
     assert found == {path: file["sha256"] for path, file in wanted.items()}
+
+
+def test_the_page_s_table_is_this_image_s(image: dict[str, Any]) -> None:
+    """Part by part; sizes within a fifth, for a page is not written anew with each line of code."""
+    text = (ROOT / "docs" / "supply-chain" / "what-ships.md").read_text()
+    rows = re.findall(r"^\| (.+) \| \d+ \| ([\d,]+) \|$", text, re.M)
+    page = {part: int(size.replace(",", "")) for part, size in rows}
+    assert page.pop("all of it") == pytest.approx(image["added_bytes"], rel=0.2)
+    assert page == {part: pytest.approx(size, rel=0.2, abs=200) for part, (_, size) in listing.parts(image).items()}
+
+
+def test_the_list_has_every_file(image: dict[str, Any]) -> None:
+    lines = [line for line in listing.files(image) if not line.startswith("# ")]
+    assert [line.split()[3] for line in lines] == [file["path"] for layer in image["added"] for file in layer["files"]]
 
 
 LIMITS: dict[str, Any] = {
