@@ -29,10 +29,11 @@ ROOM = {Bases.REAL: 150, Bases.STAND_IN: 12}
 
 def at_hand() -> Bases:
     """The pinned images where all of them can be pulled from here."""
-    pins = lockfile.load()
+    pins, elsewhere = lockfile.load(), recipe.mirror_contexts()
     try:
         for key in PINNED:
-            command = [*buildx(), "imagetools", "inspect", lockfile.get(pins, key)]
+            image = lockfile.get(pins, key)
+            command = [*buildx(), "imagetools", "inspect", elsewhere.get(image, image).removeprefix("docker-image://")]
             subprocess.run(command, capture_output=True, check=True, timeout=ASKING_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return Bases.STAND_IN
@@ -49,7 +50,7 @@ def need_room(bases: Bases, folder: Path) -> None:
 
 def contexts(bases: Bases) -> dict[str, str]:
     """What takes the bases' place. Stand-ins are built once, for what is reproduced is what is added to a base."""
-    return recipe.stand_in_contexts() if bases is Bases.STAND_IN else {}
+    return recipe.stand_in_contexts() if bases is Bases.STAND_IN else recipe.mirror_contexts()
 
 
 def options(bases: Bases) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ started under build/, and removed at the end (docs/supply-chain/reproduce.md).
   ci/reproduce [--real | --stand-in] [--archs "120a"] [--keep]
   ci/reproduce --explain A.tar B.tar      compares two OCI archives, and builds nothing
 
-Without --real or --stand-in: on the pinned images where their registry answers, else on stand-ins. --keep leaves the
-engine's data and the archives for the next run. Writes build/reproduce.json.
+Without --real or --stand-in: on the pinned images where their registry (KDTREE_MIRROR's, with one) answers, else on
+stand-ins. --keep leaves the engine's data and the archives for the next run. Writes build/reproduce.json.
 
 Exit codes: 0 the same, 1 they differ, 64 bad usage, 69 nothing was compared (the last line says why), 128 and a
 signal's number when interrupted."""
@@ -108,7 +108,7 @@ def build_twice(chosen: argparse.Namespace) -> tuple[compare.Comparison, dict[st
     about = {
         "commit": commit,
         "bases": kind.value,
-        "stand-ins": contexts,
+        "contexts": contexts,
         "engine": output("docker", "version", "--format={{.Server.Version}}"),
         "builds": [
             asdict(one.way) | {"began": one.began, "seconds": one.seconds, "archive_bytes": one.archive.stat().st_size}
