@@ -20,6 +20,9 @@ FOR_THE_MACHINE = "ci/system-packages"
 # The stand-ins are built on a context that is always given under this name (ci/standin.py).
 STAND_IN, STAND_IN_BASE = "docker/standin/Dockerfile", "base"
 
+_FROM = re.compile(r"FROM (?:--\S+ )*(\S+)(?: AS (\S+))?", re.I)
+_REMOTE_ADD = re.compile(r"^ADD (?!.*--checksum=sha256:)(?:--\S+ )*((?:https?://|git@|git://)\S+)", re.M | re.I)
+_FETCH = re.compile(r"\b(?:curl|wget|git clone)\b")
 _PIP = re.compile(r"\b(?:pip3?|uv pip)[\"']? (?:-\S+ )*(?:install|download)\b")
 _APT = re.compile(r"\bapt(?:-get)?\s(?:-\S+\s+|\S+=\S+\s+)*install\s+(.*)")
 _OTHERS = re.compile(
@@ -32,8 +35,8 @@ _HEX = re.compile(r"[0-9a-f]{40}")
 
 def complaints(pins: dict[str, Any], root: Path) -> Iterator[str]:
     """Every place under `root` that does not keep to the pins."""
-    for recipe in _files(root, "docker"):
-        if recipe.name == "Dockerfile":
+    for recipe in _files(root, "docker", "deploy", "ci"):
+        if _is_recipe(recipe):
             yield from _recipe(pins, root, recipe)
     yield from _arguments(pins, root)
     yield from _compose(pins, root)
@@ -48,6 +51,10 @@ def _files(root: Path, *folders: str) -> list[Path]:
     return [path for path in found if "__pycache__" not in path.parts]
 
 
+def _is_recipe(path: Path) -> bool:
+    return "Dockerfile" in (path.name, path.suffix.removeprefix("."))
+
+
 def _steps(text: str) -> list[str]:
     """The commands in a recipe or script: without comments, continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", text, flags=re.M).replace("\\\n", " ")
@@ -59,13 +66,13 @@ def _recipe(pins: dict[str, Any], root: Path, path: Path) -> Iterator[str]:
     name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
     if syntax := re.search(r"^#\s*syntax\s*=\s*(\S+)", text, re.M | re.I):
         yield f"{name}: syntax {syntax[1]} would be fetched from a registry on each build"
-    stages = {*re.findall(r"^FROM .* AS (\S+)$", text, re.M | re.I), "scratch"}
-    stages |= {STAND_IN_BASE, "parts", "shim"} if name == STAND_IN else set()
-    bases = set(re.findall(r"^FROM (?:--\S+ )*(\S+)", text, re.M | re.I)) | _sources(text)
+    bases = _bases(text, {STAND_IN_BASE, "parts", "shim"} if name == STAND_IN else set())
     pinned = {lockfile.get(pins, f"images.{key}") for key in BUILT_ON}
-    others = sorted(bases - stages - pinned)
+    others = sorted(bases - pinned)
     for base in others:
         yield f"{name}: FROM {base} is not in pins.toml"
+    for source in _REMOTE_ADD.findall(text):
+        yield f"{name}: ADD {source} without --checksum"
     packages = {package for table in pins["apt"].values() for package in table["packages"]}
     found = [step[1] for step in map(_APT.search, _steps(text)) if step]
     installed = {word for words in found for word in words.split() if not word.startswith(("-", "}"))}
@@ -76,9 +83,16 @@ def _recipe(pins: dict[str, Any], root: Path, path: Path) -> Iterator[str]:
         yield from (f"{name}: nothing installs {package}" for package in sorted(packages) if not installed)
 
 
-def _sources(text: str) -> set[str]:
-    """What `COPY --from=` and `RUN --mount=...,from=` name."""
-    return set(re.findall(r"(?:--from=|,from=)([^\s,]+)", text))
+def _bases(text: str, contexts: set[str]) -> set[str]:
+    """What a Dockerfile takes from outside, by FROM or a `from` option: all that is no earlier stage and no context."""
+    known, found = {"scratch", *contexts}, set()
+    for line in _steps(text):
+        if match := _FROM.match(line):
+            found |= {match[1]} - known
+            known.add(match[2])
+        else:
+            found |= set(re.findall(r"(?:--from=|,from=)([^\s,]+)", line)) - known
+    return found
 
 
 def _arguments(pins: dict[str, Any], root: Path) -> Iterator[str]:
@@ -146,11 +160,11 @@ def _hooks(root: Path) -> Iterator[str]:
 def _installs(root: Path) -> Iterator[str]:
     """Every install in a recipe, script or workflow goes by hash, by version of pins.toml, or without an index."""
     here = Path(__file__).parent.name
-    for path in _files(root, "ci", "docker", ".ci", ".github"):
+    for path in _files(root, "ci", "docker", "deploy", ".ci", ".github"):
         name = path.relative_to(root).as_posix()
         if path.suffix in (".toml", ".md", ".json") or path.parent.name == here:
             continue
-        recipe = path.name == "Dockerfile"
+        recipe = _is_recipe(path)
         for step in _steps(path.read_text(encoding="utf-8", errors="replace")):
             if _PIP.search(step) and "--require-hashes" not in step and "--no-index" not in step:
                 yield f"{name}: pip without --require-hashes or --no-index: {step[:80]}"
@@ -158,7 +172,7 @@ def _installs(root: Path) -> Iterator[str]:
                 yield f"{name}: apt-get install outside {FOR_THE_MACHINE}: {step[:80]}"
             if latest := _LATEST.search(step):
                 yield f"{name}: {latest[0]} is another image some day"
-            if _OTHERS.search(step):
+            if _OTHERS.search(step) or (recipe and _FETCH.search(step) and not _APT.search(step)):
                 yield f"{name}: an install that no pin holds: {step[:80]}"
 
 

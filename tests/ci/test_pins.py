@@ -67,7 +67,7 @@ def test_exit_status(arguments: list[str], status: int) -> None:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """What the check reads of this repository, to be broken."""
-    for name in ("ci", "docker", ".github", ".ci"):
+    for name in ("ci", "docker", "deploy", ".github", ".ci"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (*(path.name for path in ROOT.glob("compose*.yaml")), ".pre-commit-config.yaml", *VERSIONS):
@@ -118,6 +118,10 @@ DEVEL, SGLANG = lockfile.get(PINS, "images.cuda-devel"), lockfile.get(PINS, "ima
         ("docker/standin/Dockerfile", "FROM base AS cuda", "FROM debian AS cuda", "FROM debian is not in pins.toml"),
         ("compose.yaml", "@sha256:8786", "@sha256:8787", "compose.yaml: image prom/prometheus"),
         ("compose.cpu.yaml", "image: $", "image: redis:8 # $", "compose.cpu.yaml: image redis:8 is not"),
+        (DOCKERFILE, "FROM scratch AS wheels", "FROM debian AS debian\nFROM scratch AS wheels", "FROM debian is"),
+        (DOCKERFILE, "FROM scratch AS wheels", "FROM $BASE AS wheels", "FROM $BASE is not in pins.toml"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "ADD https://x/y /z", "ADD https://x/y without --checksum"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN wget https://x/y", "an install that no pin holds: RUN wget https"),
         # Arguments
         (DOCKERFILE, "KDTREE_ARCHS=120a", "KDTREE_ARCHS=90a", "KDTREE_ARCHS defaults to 90a, pins.toml has 120a"),
         (DOCKERFILE, "SGLANG_COMMIT=cae6", "SGLANG_COMMIT=cae7", "SGLANG_COMMIT defaults to cae7"),

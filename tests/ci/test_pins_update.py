@@ -132,7 +132,7 @@ def test_the_change_is_one_diff_that_keeps_to_its_pins(
     lock, dockerfile = ["++", "tag", "digest", "platform", "manifest", "recorded", "commit"], ["++", "FROM", "ARG"]
     assert added == lock + dockerfile
 
-    for name in ("ci", "docker", "kernel/include", "patch/src/kdtree_verify"):
+    for name in ("ci", "docker", "deploy", "kernel/include", "patch/src/kdtree_verify"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for file in (*ROOT.glob("compose*.yaml"), ROOT / ".pre-commit-config.yaml"):
         if file.exists():
