@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from imaging.errors import ImageError
 from oci_archives import File, Image, tar, wheel, write
-from reproducing import compare, report, twice
+from reproducing import bases, cli, compare, report, twice
 from reproducing.archive import Archive, ArchiveError
+from reproducing.bases import Bases
 from reproducing.content import MOST_LINES, explain
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +211,44 @@ def test_the_two_checkouts_are_alike_in_content_alone(tmp_path: Path, monkeypatc
     assert a.stat().st_mtime != b.stat().st_mtime
     assert len(str(a)) != len(str(b))
     assert os.umask(0o022) == 0o022
+
+
+# ---- Where nothing is built
+
+
+def test_a_second_run_waits_for_nobody() -> None:
+    lock = ROOT / "build" / "reproduce.lock"
+    with lock.open("a") as held:
+        with suppress(BlockingIOError):  # else a run that is under way has it
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        command = [sys.executable, ROOT / "ci" / "reproduce", "--stand-in"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69
+    assert done.stderr == (
+        "kdtree: nothing was compared: another ci/reproduce of this checkout is under way. Fix: wait for it\n"
+    )
+
+
+def test_too_small_a_disk_is_said_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bases.ROOM, Bases.STAND_IN, 0)
+    bases.need_room(Bases.STAND_IN, tmp_path)
+    monkeypatch.setitem(bases.ROOM, Bases.STAND_IN, 10**6)
+    with pytest.raises(ImageError, match=r"too little room on the disk of .+: 1000000 GB needed .+\. Fix: "):
+        bases.need_room(Bases.STAND_IN, tmp_path)
+
+
+@pytest.mark.parametrize("archives", [True, False])
+def test_what_is_compiled_stays_and_archives_where_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archives: bool
+) -> None:
+    monkeypatch.setattr(cli, "FOLDER", tmp_path)
+    for way in twice.WAYS:
+        (tmp_path / way.folder).mkdir(parents=True)
+        (tmp_path / f"{way.name}-artifacts").mkdir()
+        (tmp_path / f"{way.name}.tar").touch()
+    cli.clean(archives=archives)
+    left = {"A-artifacts", "B-artifacts"} | (set() if archives else {"A.tar", "B.tar"})
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="zstd is not installed")
