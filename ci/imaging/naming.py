@@ -46,7 +46,9 @@ def build_and_name(tag: str, build: Build, describe: Describe, report: Path, arc
 
 def _built(build: Build, metadata: Path) -> str:
     """The id of an image that the engine built, without a name."""
-    build("--load", f"--metadata-file={metadata}")
+    # As --load does it, but with OCI's types of layers: Docker's have none for zstd, and a registry's image that names
+    # such a one all the same cannot be pulled.
+    build("--output=type=docker,oci-mediatypes=true", f"--metadata-file={metadata}")
     told = json.loads(metadata.read_text())
     # An engine knows an image by its manifest or, with the older store, by its configuration.
     ids = [told[key] for key in ("containerimage.digest", "containerimage.config.digest") if key in told]
