@@ -1,7 +1,7 @@
 """Make the demo's model: a small DeepSeek-V3-style MLA checkpoint with the real latent (512 + 64), seeded; larger ones
 for servers on a GPU.
 
-    python3 model.py FOLDER [--layers N] [--seed S]
+    python3 model.py FOLDER [--layers N] [--wide] [--seed S]
 
 Every weight is random. So that *attention decides the answers*, three of them depend on each other: per head,
 o_proj is the transpose of the value path (kv_a latent, then kv_b's value rows), scaled up; and lm_head is the
@@ -59,6 +59,8 @@ class Size:
 
 
 DEMO = Size()
+WIDE = Size(hidden=2048, q_rank=768, dense=1024, sharpness=5.0)
+"""DeepSeek-V2-Lite's width: SGLang's kernels for GPUs have served it."""
 
 
 def config(size: Size) -> dict[str, Any]:
@@ -276,9 +278,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the demo's random-weight MLA model.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=DEMO.layers)
+    parser.add_argument("--wide", action="store_true", help="as wide as what servers on a GPU were proved with")
     parser.add_argument("--seed", type=int, default=20)
     options = parser.parse_args()
-    write(options.folder, replace(DEMO, layers=options.layers), options.seed)
+    write(options.folder, replace(WIDE if options.wide else DEMO, layers=options.layers), options.seed)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,19 @@ TREE = "--speculative-algorithm NGRAM"
 """Server arguments: a tree of draft tokens that needs no draft model."""
 
 
-def make_model(image: str, models: Path) -> str:
+def make_model(image: str, models: Path, *, wide: bool = False) -> str:
     """Makes the model in `models`, with the image's own Python, unless it is there; returns its folder's name.
+
+    Args:
+        image: Whose Python.
+        models: Where models are.
+        wide: The one for a GPU.
 
     Raises:
         StackError: It was not made.
     """
     maker = Path(__file__).with_name("model.py")
-    name = f"mla-{hashlib.sha256(maker.read_bytes()).hexdigest()[:12]}"
+    name = f"mla-{'wide-' if wide else ''}{hashlib.sha256(maker.read_bytes()).hexdigest()[:12]}"
     models.mkdir(parents=True, exist_ok=True)
     models.chmod(0o755)  # the server is another user
     if (models / name).exists():
@@ -35,7 +40,7 @@ def make_model(image: str, models: Path) -> str:
         [
             *("docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"),
             *(f"--volume={maker}:/model.py:ro", f"--volume={models}:/models"),
-            *(image, "python3", "/model.py", f"/models/{name}.part"),
+            *(image, "python3", "/model.py", f"/models/{name}.part", *(["--wide"] if wide else [])),
         ],
         stdout=sys.stderr,
         check=False,

@@ -26,7 +26,7 @@ def smoke(site: Site) -> Found:
     else:
         files, arguments = ON_GPUS, ON_A_GPU
     try:
-        model = make_model(site.tag, models)
+        model = make_model(site.tag, models, wide=not site.stand_in)
         stack = Stack(ROOT, site.tag, models, model, arguments, files, HEALTHY_SECONDS)
         runs = serve_all(stack, Progress("smoke"))
     except (StackError, OSError) as error:

@@ -50,7 +50,7 @@ def _model(image: str, device: Device, models: Path) -> str:
     needed = int(lockfile.get(pins, "smoke-model.gpu-memory-gib"))
     if device is Device.CPU or nvidia_memory() < needed << 10:
         print(f"gpu-job: smoke: random weights: the public model wants a GPU of {needed} GiB", file=sys.stderr)
-        return make_model(image, models)
+        return make_model(image, models, wide=device is Device.GPUS)
     repository, revision = (lockfile.get(pins, f"smoke-model.{key}") for key in ("name", "revision"))
     name = f"{repository.replace('/', '--')}-{revision[:12]}"
     if not (models / name).exists():
