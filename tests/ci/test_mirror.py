@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import registry_server
 from cutting_proxy import cut_after
+from imaging import build, recipe
 from oci import names
 from oci.client import Client
 from pinning import lockfile, mirror
@@ -84,17 +86,39 @@ def test_a_build_takes_the_bases_from_the_mirror_by_digest(monkeypatch: pytest.M
     assert mirror.contexts(pins) == {}
 
 
+def test_ci_image_builds_on_the_mirror_for_the_pinned_platform(
+    pushed: Pushed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "docker-buildx"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/arguments\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("KDTREE_MIRROR", "registry.example/mine")
+    contexts = recipe.mirror_contexts()
+    build.build(ROOT, {}, contexts)
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    pinned = f"{NAME}:{TAG}@{pushed.index}"
+    assert f"--build-context={pinned}=docker-image://registry.example/mine/{pinned}" in arguments
+    assert "--platform=linux/amd64" in arguments
+    assert "--network=none" not in arguments
+    assert recipe.base(pinned, contexts) == (f"docker.io/{NAME}:{TAG}", pushed.index)
+
+
 @pytest.mark.docker
 def test_a_build_stands_on_the_copy(
     pushed: Pushed, target: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from imaging.build import buildx
-
     assert run(f"{target.address}/mine", capsys)[0] == 0
     pinned = f"{NAME}:{TAG}@{pushed.index}"
     (tmp_path / "Dockerfile").write_text(f"FROM {pinned} AS base\nFROM scratch\nCOPY --from=base /etc/kdtree-base /\n")
     context = f"--build-context={pinned}=docker-image://{target.address}/mine/{pinned}"
-    command = [*buildx(), "build", "--platform=linux/amd64", f"--output=type=local,dest={tmp_path / 'out'}", context]
+    command = [
+        *build.buildx(),
+        "build",
+        "--platform=linux/amd64",
+        f"--output=type=local,dest={tmp_path / 'out'}",
+        context,
+    ]
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "kdtree-base").read_bytes() == FILES["etc/kdtree-base"]
