@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,6 +251,22 @@ def test_a_network_that_is_cut(
     assert code == 69
     assert "the registry does not answer: " in line
     assert "Fix: the network" in line
+
+
+def test_a_disk_that_is_full(diff: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        code = cli.main(["update", "--no-tests"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert code == 69
+    assert (
+        "kdtree: cannot be written or read: [Errno 27] File too large. Fix: room and rights" in capsys.readouterr().err
+    )
+    assert diff.read_text() == "the last one\n"
 
 
 def test_a_registry_that_is_not_there(
