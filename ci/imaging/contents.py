@@ -59,7 +59,7 @@ def check_added(entries: Iterable[Entry], limits: dict[str, Any]) -> None:
 
 def _may_be(entry: Entry, limits: dict[str, Any]) -> bool:
     places: list[str] = limits["places"]
-    if entry.kind == "removed":
+    if entry.kind == "removed" or any(fnmatch.fnmatchcase(entry.path, place) for place in limits["never"]):
         return False
     if any(fnmatch.fnmatchcase(entry.path, place) for place in places):
         return True

@@ -41,8 +41,10 @@ def repository(name: str) -> Repository:
 
 
 def by_digest(image: str) -> tuple[Repository, str]:
-    """Repository and digest of NAME@sha256:…; raises RegistryError on any other form, a tag among them."""
+    """Repository and digest of NAME@sha256:… or NAME:TAG@sha256:…, where the tag says nothing; raises RegistryError
+    on any other form, a tag alone among them."""
     name, at, digest = image.partition("@")
+    name = re.sub(r"(?<=/)([^/:]+):[^/:]+$", r"\1", name)
     if not at or not _DIGEST.fullmatch(digest):
         raise RegistryError(f"no image by digest: {image!r}. Fix: NAME@sha256: and 64 hexadecimal digits")
     return repository(name), digest

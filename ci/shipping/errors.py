@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from imaging import interruption
 from imaging.errors import ImageError
 from oci.errors import RegistryError
 from pinning.lockfile import PinsError
 
 EXIT_FAILED = 1
 """What was asked for is not so: a signature, a label, a finding, an image that is not there."""
-EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNWRITABLE, EXIT_INTERRUPTED = 64, 69, 73, 130
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNWRITABLE = 64, 69, 73
 EXIT_SKIPPED = 77
 """Nothing was asked, and the line says why: the database cannot be had."""
 
@@ -25,14 +26,15 @@ class ShippingError(RuntimeError):
 
 
 def in_one_line(command: Callable[[], int]) -> int:
-    """Runs a command; what it cannot do is one line on stderr, and its exit code."""
+    """Runs a command; what it cannot do is one line on stderr, and its exit code. A signal's is 128 and its number."""
+    interruption.listen()
     try:
         return command()
     except (ShippingError, RegistryError) as error:
         text, code = str(error), error.code
     except (ImageError, PinsError) as error:
         text, code = str(error), EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except interruption.Interrupted as interrupted:
+        text, code = f"interrupted by {interrupted.name}: nothing was written. Fix: run it again", interrupted.code
     print(f"kdtree: {text}", file=sys.stderr)
     return code

@@ -44,9 +44,10 @@ def write(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+        document = make()
         try:
-            partial.touch()
-            document = make()
             partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             partial.replace(path)
         finally:
