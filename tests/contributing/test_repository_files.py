@@ -99,27 +99,26 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def commit(folder: Path) -> subprocess.CompletedProcess[str]:
-    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    environment = os.environ | {"PRE_COMMIT_HOME": str(folder / "build" / "pre-commit")}
-    return subprocess.run(
-        ["git", *who, "commit", "--message=test"], cwd=folder, env=environment, capture_output=True, text=True
-    )
+def in_clone(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command there; pre-commit keeps its things there, too, and the author is nobody."""
+    own = {"PRE_COMMIT_HOME": str(folder / "build" / "pre-commit")}
+    who = {f"GIT_{role}_{field}": "a@example.org" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
+    return subprocess.run(command, cwd=folder, env=os.environ | own | who, capture_output=True, text=True)
 
 
 def test_pre_commit_holds_a_commit_to_them(clone: Path) -> None:
     program = ROOT / "build" / "venv" / "bin" / "pre-commit"
-    subprocess.run([program, "install"], cwd=clone, check=True, capture_output=True)
+    assert in_clone(clone, program, "install").returncode == 0
     file = clone / "ci" / "untidy"
     file.write_text("#!/bin/bash\necho $1\n")
     file.chmod(0o755)
-    subprocess.run(["git", "add", file], cwd=clone, check=True)
-    refused = commit(clone)
+    in_clone(clone, "git", "add", file)
+    refused = in_clone(clone, "git", "commit", "--message=untidy")
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert re.search(r"^shellcheck\.+Failed$", refused.stderr, re.M), refused.stderr
     assert "SC2086" in refused.stderr
     assert re.search(r"^mypy\.+.*Skipped$", refused.stderr, re.M), "no Python is in it"
     file.write_text('#!/bin/bash\necho "$1"\n')
-    subprocess.run(["git", "add", file], cwd=clone, check=True)
-    taken = commit(clone)
+    in_clone(clone, "git", "add", file)
+    taken = in_clone(clone, "git", "commit", "--message=tidy")
     assert taken.returncode == 0, taken.stderr
