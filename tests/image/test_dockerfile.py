@@ -34,3 +34,12 @@ def test_the_driver_s_floor_is_the_pinned_one() -> None:
 
 def test_no_registry_is_asked_for_a_frontend() -> None:
     assert not re.search(r"^#\s*syntax\s*=", DOCKERFILE, re.M | re.I)
+
+
+def test_a_build_without_a_target_makes_the_runtime_and_not_the_tests() -> None:
+    last = DOCKERFILE.rpartition("\nFROM ")[2].splitlines()
+    assert last == ["runtime"]
+    copied = re.findall(r"^COPY --from=checkout .*$|--mount=type=bind,from=checkout", DOCKERFILE, re.M)
+    (stage,) = re.findall(r"^FROM runtime AS test$.*?(?=^FROM )", DOCKERFILE, re.M | re.S)
+    assert len(copied) == 2
+    assert all(step in stage for step in copied)
