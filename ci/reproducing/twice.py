@@ -57,6 +57,7 @@ def build_way(way: Way, folder: Path, commit: str, archs: str, contexts: Mapping
     began = time.time()
     source = checkout(way, folder, commit)
     archive, artifacts = folder / f"{way.name}.tar", folder / f"{way.name}-artifacts"
+    shutil.rmtree(artifacts, ignore_errors=True)  # or what an earlier run left would be compared, too
     arguments = recipe.arguments(source, archs, contexts)
     # Without this the second build would find the first one's compiled stages, whatever --no-cache says of its own.
     output(*buildx(), "prune", "--all", "--force")
