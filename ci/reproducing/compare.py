@@ -91,6 +91,7 @@ def step(layer: Layer) -> str:
     words = [word for word in layer.step.split() if not word.startswith("--mount=")]
     text = " ".join(words).removeprefix("RUN ").removesuffix(" # buildkit")
     text = text[text.index("/bin/sh -c ") + len("/bin/sh -c ") :] if "/bin/sh -c " in text else text
+    text = text or "imported"
     return text if len(text) <= _SHOWN_STEP else text[:_SHOWN_STEP] + "…"
 
 
