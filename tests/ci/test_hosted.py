@@ -29,7 +29,7 @@ case "$1 $2" in "pr list") cat "$GH_OPEN" ;; esac
 
 def hosted_runner(root: Path, room: int, where: str = "github-hosted") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROOT / "ci" / "hosted-runner", f"--room={room}", f"--root={root}"],
+        [ROOT / "ci" / "hosted-runner", f"--engine={room}", f"--root={root}"],
         env=os.environ | {"RUNNER_ENVIRONMENT": where},
         capture_output=True,
         text=True,

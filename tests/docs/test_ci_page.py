@@ -30,8 +30,8 @@ def test_the_environments_labels_and_numbers_are_the_workflows() -> None:
     assert all(f"`{jobs[name]['environment']}`" in TEXT for name in ("gpu", "release") if name in jobs)
     assert all(f"`{label}`" in TEXT for label in jobs["gpu"]["runs-on"])
     rooms = [step["run"] for step in jobs["build"]["steps"] if "hosted-runner" in step.get("run", "")]
-    assert [re.findall(r"--room (\d+)", room) for room in rooms] == [["90"]]
-    assert "less than 90 GB" in TEXT
+    assert [re.findall(r"--(?:engine|here) (\d+)", room) for room in rooms] == [["60", "20"]]
+    assert "60 GB there or 20 GB for the archive" in TEXT
     pins = lockfile.load()
     assert lockfile.get(pins, "smoke-model.name").partition("/")[2] in TEXT
     assert f"less than {lockfile.get(pins, 'smoke-model.gpu-memory-gib')} GiB" in TEXT
