@@ -41,7 +41,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for file in ("ci/kernel", "ci/gpu-library", "kernel/build.sh"):
+        for file in ("ci/kernel", "ci/gpu-library", "ci/gpu-capability", "kernel/build.sh"):
             (folder / file).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / file, folder / file)
         for name in ("common/x.cpp", "host/x.cpp", "cuda/x.cu", "include/x.h"):
