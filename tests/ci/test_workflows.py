@@ -161,7 +161,7 @@ def passed(steps: list[Step]) -> None:
         assert step.code == 0, f"{step.name}\n{step.command}\n{step.output[-4000:]}"
 
 
-def tests_what_the_image_has(checkout: Path) -> None:
+def hold_the_test_stage_to_its_word(checkout: Path) -> None:
     """Of the test stage: not root, the package and libraries of the image, and a bench that says what it lacks."""
     revision = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=checkout, capture_output=True, text=True)
     listed = ["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", "kdtree-test"]
@@ -225,7 +225,7 @@ def test_the_image_is_built_pushed_tested_signed_and_promoted(
     left = subprocess.run(["docker", "ps", "-aq", "--filter=label=kdtree.job"], capture_output=True, text=True)
     assert left.stdout == ""
 
-    tests_what_the_image_has(checkout)
+    hold_the_test_stage_to_its_word(checkout)
 
     promote = job(
         "promote",
