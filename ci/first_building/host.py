@@ -132,9 +132,11 @@ def network(site: Site) -> Found:
     """Each registry answers, if only that one has to log in."""
     answered = []
     for address in sorted({names.repository(image.name).host for image in site.images}):
-        scheme = "http" if address.startswith(("127.0.0.1:", "localhost:")) else "https"
+        loopback = address.startswith(("127.0.0.1:", "localhost:"))
+        # A proxy is for what lies outside.
+        opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if loopback else []))
         try:
-            with urllib.request.urlopen(f"{scheme}://{address}/v2/", timeout=30) as response:
+            with opener.open(f"{'http' if loopback else 'https'}://{address}/v2/", timeout=30) as response:
                 answered.append(f"{address}: {response.status}")
         except urllib.error.HTTPError as error:
             if error.code != 401:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from first_building import host
 from first_building import images as asked
 from first_building.site import Pinned, Site
 from first_building.step import NotSo
@@ -36,6 +37,13 @@ def test_what_is_as_pinned(site_of: Site) -> None:
     cuda = found.data["images"]["cuda-devel"]
     assert cuda["manifest"] != cuda["digest"], "cuda-devel's is an index"
     assert asked.other_digests(site_of).data["images"].keys() == {image.key for image in site_of.others()}
+
+
+def test_a_registry_on_loopback_needs_no_proxy(site_of: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert host.network(site_of).summary.endswith(": 200")
+    assert asked.digests(site_of).summary == "2 as pinned"
 
 
 def test_a_pulled_base_is_the_pinned_one(site_of: Site) -> None:
