@@ -52,7 +52,7 @@ def sbom_digest(document: dict[str, Any]) -> str:
     """Of which image an SBOM is; empty where it does not say."""
     for package in document.get("packages", []):
         if package.get("SPDXID") == spdx.ROOT_ID:
-            return f"sha256:{package['checksums'][0]['checksumValue']}"
+            return "".join(f"sha256:{each['checksumValue']}" for each in package.get("checksums", [])[:1])
     return ""
 
 
