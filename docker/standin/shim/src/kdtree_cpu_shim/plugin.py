@@ -19,7 +19,10 @@ import sys
 import types
 from typing import Any
 
-TREE_HELPERS = ("spec_tree", "cache_locs", "reconstruct_tree")
+_KERNELS = "sglang.kernels.ops.speculative"
+TREE_HELPERS = (f"{_KERNELS}.spec_tree", f"{_KERNELS}.cache_locs", f"{_KERNELS}.reconstruct_tree")
+# Where an older SGLang has its switches.
+TREE_HELPERS_0_5_21 = ("sglang.srt.speculative.eagle_utils", f"{_KERNELS}.cache_locs")
 
 
 def register() -> None:
@@ -44,11 +47,16 @@ def stub_packages() -> None:
 
 def use_triton_tree_helpers() -> None:
     """Send the tree helpers down their XPU branch: the same Triton kernels, FULL_MASK layout kept."""
-    for name in TREE_HELPERS:
-        module = importlib.import_module(f"sglang.kernels.ops.speculative.{name}")
+    kernels = importlib.import_module(f"{_KERNELS}.spec_tree")
+    helpers = TREE_HELPERS if hasattr(kernels, "_is_xpu") else TREE_HELPERS_0_5_21
+    for module in map(importlib.import_module, helpers):
         if not hasattr(module, "_is_xpu"):
             raise SystemExit(f"kdtree-cpu-shim: {module.__name__} has no _is_xpu: not the SGLang this shim is for")
         module._is_xpu = True  # type: ignore[attr-defined]
+    if helpers is TREE_HELPERS_0_5_21:  # whose n-gram worker chooses by the device when it is imported
+        own = importlib.import_module(f"{_KERNELS}.reconstruct_tree")
+        name = "reconstruct_indices_from_tree_mask"
+        setattr(sys.modules["sgl_kernel.speculative"], name, getattr(own, f"{name}_triton"))
 
 
 def _stub(name: str, *functions: str) -> None:
