@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,7 +42,7 @@ def close(got: dict[str, Any], want: dict[str, Any]) -> bool:
 
 
 def host_library() -> Path:
-    return Path(__file__).parents[2] / "build" / "lib"
+    return Path(os.environ["KDTREE_LIBRARY_DIR"])
 
 
 @pytest.mark.parametrize("seed", range(12))
