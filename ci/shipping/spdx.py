@@ -74,9 +74,16 @@ def _package(package: dict[str, Any], built: Built, policy: dict[str, Any]) -> d
     told_by = re.split(r", |: ", package.get("sourceInfo", ""))
     package = package | {"filesAnalyzed": False}
     package.pop("packageVerificationCode", None)
+    package["externalRefs"] = _references(package.get("externalRefs", []))
     if any(f"/{path}" in built.added for path in told_by):
         package |= {"comment": OURS, "licenseConcluded": licences.of(package["name"], policy)}
     return package
+
+
+def _references(found: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Without Syft's dozens of guesses at a CPE, nine tenths of the document, where a package URL says what it is."""
+    exact = any(each["referenceLocator"].startswith(("pkg:pypi/", "pkg:deb/")) for each in found)
+    return [each for each in found if not (exact and each["referenceType"] == "cpe23Type")]
 
 
 def _must_have(packages: list[dict[str, Any]]) -> None:

@@ -95,6 +95,19 @@ def test_links_go_to_what_is_in_the_document() -> None:
     assert "DEPENDENCY_OF" in {link["relationshipType"] for link in made["relationships"]}
 
 
+def test_a_package_url_takes_the_place_of_guesses() -> None:
+    found = syft()
+    guess = {"referenceType": "cpe23Type", "referenceLocator": "cpe:2.3:a:torch:torch:1:*"}
+    for package, kind in zip(found["packages"][1:4], ("pypi", "generic", "deb"), strict=True):
+        package["externalRefs"] = [guess, {"referenceType": "purl", "referenceLocator": f"pkg:{kind}/x@1"}]
+    kept = {
+        package["externalRefs"][-1]["referenceLocator"]: len(package["externalRefs"])
+        for package in document(found, built())["packages"]
+        if package.get("externalRefs")
+    }
+    assert kept == {"pkg:pypi/x@1": 1, "pkg:deb/x@1": 1, "pkg:generic/x@1": 2}
+
+
 def test_an_addition_that_syft_does_not_find_is_an_error() -> None:
     found = syft()
     found["packages"] = [package for package in found["packages"] if package["name"] != "kdtree-verify"]
