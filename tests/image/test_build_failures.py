@@ -17,6 +17,7 @@ import pytest
 
 from containers import ROOT
 from engine_clients import clients_path
+from engine_debs import DebsError
 from engine_private import PrivateEngine
 from faulty_registry import FaultyRegistry
 
@@ -39,6 +40,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEngine]:
     try:
         with made.in_use():
             yield made
+    except DebsError as error:
+        pytest.skip(f"no engine of its own here: {error}")
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
