@@ -1,6 +1,6 @@
 # Each verb calls one script in ci/; what it does is said there.
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix image kernel gpu-test bench lint clean
+.PHONY: help demo test matrix image reproduce kernel gpu-test bench lint clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):  *## \(.*\)/  make \1\t\2/p' Makefile
