@@ -12,8 +12,11 @@ from typing import Any
 from .running import run
 from .site import ROOT
 
-_SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
-_USER_INFO = re.compile(r"(\w+://)[^/@\s]+@")
+_SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH|(^|_)(PASS|PAT))$")
+_USER_INFO = re.compile(r"(\w+://)[^/\s]+@")  # to the last @: a password may have one, too
+_PASSWORD = re.compile(r"\w+://[^:@/\s]+:(\S+)@")
+_SIGNED = re.compile(r"([?&][\w-]*(?:token|signature|sig|key|secret|credential|password)=)[^&\s\"']+", re.I)
+_BEARER = re.compile(r"(\bBearer|Authorization: *\w+) +[\w.~+/=-]{8,}")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SHORTEST = 4
 """A secret of fewer characters would hide half the report, and is none; a host's name of fewer is hidden as a word."""
@@ -29,6 +32,8 @@ class Privacy:
 
     def __init__(self, environment: Mapping[str, str], names: tuple[str, ...]):
         secrets = {v for k, v in environment.items() if _SECRET_NAME.search(k.upper()) and len(v) >= SHORTEST}
+        # A password in an address, a proxy's: programs tell it in other forms than the address, too.
+        secrets |= {v for text in environment.values() for v in _PASSWORD.findall(text) if len(v) >= SHORTEST}
         hidden = dict.fromkeys(secrets, "***")
         hidden[str(ROOT)] = "<checkout>"
         if str(Path.home()) not in ("/", "/root"):  # those tell of nobody, and the base's are root's, too
@@ -42,6 +47,8 @@ class Privacy:
         for private, shown in self._hidden:
             text = text.replace(private, shown)
         text = _USER_INFO.sub(r"\1***@", text)
+        text = _SIGNED.sub(r"\1***", text)
+        text = _BEARER.sub(r"\1 ***", text)
         text = _UUID.sub(r"\1-***", text)
         return self._names.sub("<host>", text) if self._names else text
 

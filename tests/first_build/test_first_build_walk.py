@@ -133,6 +133,7 @@ def test_the_verdict(statuses: dict[str, Status], told: str) -> None:
 @pytest.fixture
 def hidden() -> Callable[[str], str]:
     environment = {"HF_TOKEN": "hf_abcdef", "API_KEY": "k", "HOSTKEYS": "plain", "PATH": "/usr/bin"}
+    environment |= {"GH_PAT": "ghp_abc", "DB_PASS": "hunter2", "HTTPS_PROXY": "http://me:pa/ss@proxy:8080"}
     return Privacy(environment, ("gpu-box-7", "10.1.2.3")).text
 
 
@@ -141,6 +142,11 @@ def hidden() -> Callable[[str], str]:
     [
         ("token hf_abcdef.", "token ***."),
         ("https://me:pass@proxy:8080/v2", "https://***@proxy:8080/v2"),
+        ("https://me:p@ss@proxy:8080/v2", "https://***@proxy:8080/v2"),
+        ("proxy http://me:pa/ss@proxy:8080, ghp_abc, hunter2", "proxy http://***@proxy:8080, ***, ***"),
+        ("https://cdn/x?Expires=1&Signature=abc~def&z=1", "https://cdn/x?Expires=1&Signature=***&z=1"),
+        ('"Authorization: Bearer eyJhbGciOi.x_y"', '"Authorization: Bearer ***"'),
+        ("oci://x/y@sha256:0 https://x/y@sha256:0", "oci://x/y@sha256:0 https://x/y@sha256:0"),
         ("gpu-box-7: at 10.1.2.3, not 110.1.2.34", "<host>: at <host>, not 110.1.2.34"),
         (f"{ROOT}/ci/image", "<checkout>/ci/image"),
         ("GPU-01234567-89ab-cdef-0123-456789abcdef", "GPU-***"),
