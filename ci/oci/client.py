@@ -33,6 +33,8 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _TIMEOUT = 120.0  # seconds without a byte
+_PAGES = 1000  # of tags, of up to a thousand each: more is no repository, but a registry that never ends
+_LARGEST = 32 << 20  # bytes of an answer that is kept in memory: manifests, configurations, lists
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
@@ -48,8 +50,16 @@ class Manifest:
         return digest_of(self.body)
 
     def parsed(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)
-        return found
+        """Raises RegistryError where it is no document."""
+        return document(self.body, self.digest)
+
+    @property
+    def config(self) -> str:
+        """The digest of the image's configuration. Raises RegistryError where this is not an image of one platform."""
+        config = self.parsed().get("config")
+        if not isinstance(config, dict) or not isinstance(config.get("digest"), str):
+            raise RegistryError(f"not an image of one platform: {self.digest}. Fix: the digest that ci/push printed")
+        return str(config["digest"])
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,19 @@ class _Answer:
 
 def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def document(body: bytes, what: str) -> dict[str, Any]:
+    """The JSON object that a registry's answer is. Raises RegistryError where it is none."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RegistryError(
+            f"the registry's answer is no JSON document: {what}. Fix: its name, or see what answers there"
+        )
+    return found
 
 
 class Client:
@@ -115,16 +138,18 @@ class Client:
         """Every tag of the repository. Raises Missing where there is no such repository."""
         found: list[str] = []
         path = "/tags/list?n=1000"
-        while path:
+        for _ in range(_PAGES):
             answer = self._ask("GET", path)
             if answer.status == 404:
                 raise Missing(f"no such repository: {self.repository.name}. Fix: its name")
             self._expect(answer, 200, "list the tags")
-            found += json.loads(answer.body).get("tags") or []
+            found += document(answer.body, "the tags").get("tags") or []
             more = re.match(r'<([^>]+)>; *rel="?next', answer.headers.get("Link", ""))
             query = urllib.parse.urlsplit(more[1]).query if more else ""
-            path = f"/tags/list?{query}" if query else ""
-        return found
+            if not query:
+                return found
+            path = f"/tags/list?{query}"
+        raise RegistryError(f"the list of tags does not end: {self.repository.name}. Fix: see what answers there")
 
     @contextmanager
     def blob(self, digest: str, size: int) -> Iterator[Blob]:
@@ -158,7 +183,7 @@ class Client:
         """Uploads a blob from a stream that is read once; the registry checks the digest."""
         begun = self._ask("POST", "/blobs/uploads/", b"")
         self._expect(begun, 202, "begin an upload")
-        place = urllib.parse.urljoin(f"{self._base}/", begun.headers["Location"])
+        place = self._safe(urllib.parse.urljoin(f"{self._base}/", begun.headers.get("Location", "")))
         place += ("&" if "?" in place else "?") + urllib.parse.urlencode({"digest": digest})
         kind = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         self._expect(self._send("PUT", place, content, kind), 201, f"upload {digest}")
@@ -182,26 +207,44 @@ class Client:
         if self._authorization:
             request.add_unredirected_header("Authorization", self._authorization)  # a blob's storage is elsewhere
         try:
-            with self._opener.open(request, timeout=_TIMEOUT) as answer:
-                return _Answer(answer.status, answer.headers, answer.read())
-        except urllib.error.HTTPError as error:
-            return _Answer(error.code, error.headers, error.read())
+            return self._exchange(request)
         except _BROKEN as error:
-            why = getattr(error, "reason", error)
+            why = " ".join(str(getattr(error, "reason", error)).split())
             raise Unreachable(
                 f"the registry does not answer: {self.repository.host}: {why}. "
                 "Fix: the network, then again; what it has already is not sent twice"
             ) from error
+
+    def _exchange(self, request: urllib.request.Request) -> _Answer:
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT) as answer:
+                if (answer.length or 0) > _LARGEST:
+                    raise RegistryError(
+                        f"{self.repository.name}: an answer of {answer.length:,} bytes. Fix: another image"
+                    )
+                return _Answer(answer.status, answer.headers, answer.read())
+        except urllib.error.HTTPError as error:
+            return _Answer(error.code, error.headers, error.read())
+
+    def _safe(self, url: str) -> str:
+        """An address that the registry names, and that gets credentials or an image. Raises RegistryError where it is a
+        file's, or would take them from TLS."""
+        if urllib.parse.urlsplit(url).scheme not in {"https", self._base.partition(":")[0]}:
+            raise RegistryError(f"the registry sends us to {url!r}. Fix: trust nothing of it before that is understood")
+        return url
 
     def _token(self, challenge: str) -> str:
         """A token as the challenge says; anonymous where nobody logged in."""
         asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         query = urllib.parse.urlencode({key: asked[key] for key in ("service", "scope") if key in asked})
         self._authorization = self._basic
-        answer = self._send("GET", f"{asked['realm']}?{query}", None, {})
+        answer = self._send("GET", self._safe(f"{asked.get('realm', '')}?{query}"), None, {})
         self._expect(answer, 200, "log in")
-        said = json.loads(answer.body)
-        return str(said.get("token") or said.get("access_token"))
+        said = document(answer.body, "the token")
+        token = str(said.get("token") or said.get("access_token") or "")
+        if not re.fullmatch(r"[!-~]+", token):
+            raise RegistryError(f"the registry gives no token: {self.repository.host}. Fix: see what answers there")
+        return token
 
     def _expect(self, answer: _Answer, status: int, what: str) -> None:
         if answer.status == status:

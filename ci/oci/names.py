@@ -9,6 +9,7 @@ from .errors import RegistryError
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_HOST = re.compile(r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 _PATH = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+|/)[a-z0-9]+)*")
 _DOCKER_HUB = "registry-1.docker.io"
 
@@ -35,7 +36,7 @@ def repository(name: str) -> Repository:
         host, path = "docker.io", name
     if host in ("docker.io", "index.docker.io"):
         host, path = _DOCKER_HUB, path if "/" in path else f"library/{path}"
-    if not _PATH.fullmatch(path):
+    if not _HOST.fullmatch(host) or not _PATH.fullmatch(path):
         raise RegistryError(f"no image's repository: {name!r}. Fix: HOST/NAME in lower case, without tag or digest")
     return Repository(host, path, name)
 

@@ -6,12 +6,11 @@ another digest is left, and that is an error; for the same digest there is nothi
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
 from . import names
-from .client import Client, Manifest
+from .client import Client, Manifest, document
 from .errors import EXIT_INTERRUPTED, EXIT_USAGE, RegistryError
 
 _VERSION = "org.opencontainers.image.version"
@@ -54,8 +53,8 @@ def promote(image: str, tag: str | None = None) -> str:
 
 def _tag_of(client: Client, manifest: Manifest) -> str:
     """VERSION-COMMIT of the image's labels. Raises RegistryError where they name no clean commit."""
-    config = json.loads(client.small_blob(manifest.parsed()["config"]["digest"]))
-    labels = config["config"].get("Labels") or {}
+    config = document(client.small_blob(manifest.config), manifest.config)
+    labels = config.get("config", {}).get("Labels") or {}
     version, revision = labels.get(_VERSION, ""), labels.get(_REVISION, "")
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise RegistryError(f"label {_REVISION} is no commit: {revision!r}. Fix: build from a clean checkout")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from oci import names
-from oci.client import INDEX_TYPES, Client, Manifest
+from oci.client import INDEX_TYPES, Client, Manifest, document
 from oci.errors import Missing, RegistryError
 
 
@@ -43,7 +42,7 @@ def find(repository: Client, digest: str, platform: str) -> Found:
     manifest = repository.manifest(digest)
     if manifest.media_type in INDEX_TYPES:
         manifest = repository.manifest(_of_platform(repository, manifest.parsed(), platform))
-    config = json.loads(repository.small_blob(manifest.parsed()["config"]["digest"]))
+    config = document(repository.small_blob(manifest.config), manifest.config)
     is_for = f"{config.get('os')}/{config.get('architecture')}"
     if is_for != platform:
         raise RegistryError(

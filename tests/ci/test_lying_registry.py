@@ -1,0 +1,147 @@
+"""A registry that answers what no registry should: one line, and nothing is read, sent or believed that must not be."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from oci import names
+from oci.client import Client, Manifest, digest_of
+from oci.errors import RegistryError, Unreachable
+from oci.promote import promote
+from shipping import cosign, verify
+
+Answer = tuple[int, Mapping[str, str], bytes]
+INDEX = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
+
+
+@contextmanager
+def registry(answer: Callable[[str, str], Answer]) -> Iterator[str]:
+    """Its address; it answers each request as `answer(address, path)` says, whatever the method."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = answer(self.headers["Host"], self.path)
+            self.send_response(status)
+            for key, value in ({"Content-Length": str(len(body))} | dict(headers)).items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def client(address: str) -> Client:
+    return Client(names.repository(f"{address}/x"))
+
+
+def asks_for_a_token(challenge: str, token: bytes) -> Callable[[str, str], Answer]:
+    def answer(address: str, path: str) -> Answer:
+        if path.startswith("/token"):
+            return 200, {}, token
+        return 401, {"WWW-Authenticate": f"Bearer {challenge.format(address=address)}"}, b""
+
+    return answer
+
+
+@pytest.mark.parametrize("realm", ['realm="file://{file}#"', 'realm="ftp://127.0.0.1/x"', 'realm="x"', 'service="s"'])
+def test_credentials_and_files_go_nowhere_else(realm: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.json"
+    file.write_text('{"token": "secret"}')
+    with registry(asks_for_a_token(realm.replace("{file}", str(file)), b"")) as address:
+        asked = client(address)
+        with pytest.raises(RegistryError, match=r"the registry sends us to .* Fix: "):
+            asked.manifest(digest_of(b""))
+        assert asked._authorization is None
+
+
+def test_over_tls_credentials_stay_there() -> None:
+    outside = Client(names.repository("registry.example/x"))
+    assert outside._safe("https://elsewhere.example/token") == "https://elsewhere.example/token"
+    with pytest.raises(RegistryError, match="the registry sends us to"):
+        outside._safe("http://registry.example/token")
+
+
+@pytest.mark.parametrize("token", [b"<html>", b"[]", b"{}", b'{"token": "a\\nb: c"}'])
+def test_a_token_that_is_none(token: bytes) -> None:
+    with (
+        registry(asks_for_a_token('realm="http://{address}/token"', token)) as address,
+        pytest.raises(RegistryError, match=r"token.* Fix: "),
+    ):
+        client(address).manifest(digest_of(b""))
+
+
+def test_an_upload_is_sent_to_no_file(tmp_path: Path) -> None:
+    with (
+        registry(lambda *_: (202, {"Location": f"file://{tmp_path}/x"}, b"")) as address,
+        (tmp_path / "blob").open("w+b") as blob,
+        pytest.raises(RegistryError, match="the registry sends us to"),
+    ):
+        client(address).upload(digest_of(b""), 0, blob)
+
+
+def test_tags_without_an_end() -> None:
+    def answer(_: str, path: str) -> Answer:
+        number = int(path.partition("last=")[2] or 0)
+        return 200, {"Link": f'</v2/x/tags/list?last={number + 1}>; rel="next"'}, b'{"tags": ["a"]}'
+
+    with registry(answer) as address, pytest.raises(RegistryError, match="the list of tags does not end"):
+        client(address).tags()
+
+
+def test_tags_that_are_no_document() -> None:
+    with registry(lambda *_: (200, {}, b"<html>")) as address, pytest.raises(RegistryError, match="no JSON document"):
+        client(address).tags()
+
+
+def test_an_error_that_is_cut_off() -> None:
+    with (
+        registry(lambda *_: (500, {"Content-Length": "1000", "Connection": "close"}, b"boom")) as address,
+        pytest.raises(Unreachable, match="the registry does not answer"),
+    ):
+        client(address).manifest(digest_of(b""))
+
+
+def test_an_answer_without_measure() -> None:
+    with (
+        registry(lambda *_: (200, {"Content-Length": str(1 << 40), "Connection": "close"}, b"")) as address,
+        pytest.raises(RegistryError, match="an answer of 1,099,511,627,776 bytes"),
+    ):
+        client(address).manifest(digest_of(b""))
+
+
+@pytest.mark.parametrize("body", [INDEX, b"[]", b"no"])
+def test_what_is_no_image_is_neither_promoted_nor_verified(body: bytes, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    with registry(lambda *_: (200, {}, body)) as address:
+        image = f"{address}/x@{digest_of(body)}"
+        with pytest.raises(RegistryError, match=r"not an image of one platform|no JSON document"):
+            promote(image)
+        with pytest.raises(RegistryError, match=r"not an image of one platform|no JSON document"):
+            verify.verify(image, cosign.Trust(key, None, verify.WORKFLOW))
+
+
+def test_a_configuration_is_named_by_its_digest() -> None:
+    assert Manifest("", b'{"config": {"digest": "sha256:0"}}').config == "sha256:0"
+
+
+@pytest.mark.parametrize("host", ["a b.c", "a.b?q", "a.b#", "a.b\n", "127.0.0.1:x", "a..b", "-.x/.."])
+def test_a_host_that_is_none(host: str) -> None:
+    with pytest.raises(RegistryError, match="no image's repository"):
+        names.repository(f"{host}/x")
