@@ -68,9 +68,9 @@ class Trust:
         if self.key is not None:
             _need_file(self.key)
             return [f"--key={self.key}", "--insecure-ignore-tlog=true"]
-        identity = (
-            f"^{re.escape(str(self.source))}/\\.github/workflows/{re.escape(self.workflow)}@refs/(heads/main|tags/.+)$"
-        )
+        workflow = f"{re.escape(str(self.source))}/\\.github/workflows/{re.escape(self.workflow)}"
+        # A tag of another name anybody may push who may push at all, with a workflow of their own in it.
+        identity = f"^{workflow}@refs/(heads/main|tags/v[^/]+)$"
         return [f"--certificate-identity-regexp={identity}", f"--certificate-oidc-issuer={_GITHUB_TOKENS}"]
 
 

@@ -1,7 +1,7 @@
 """ci/verify IMAGE@DIGEST (--source https://github.com/OWNER/REPOSITORY | --key FILE): whether an image is what it says.
 
 Asks the registry, pulls no layer. With --source the image must be signed by that repository's own workflow, on its main
-branch or a tag; with --key by that key (a public one). What is checked, a line each: the signature; the SBOM and the
+branch or a v tag; with --key by that key (a public one). What is checked, a line each: the signature; the SBOM and the
 provenance, each signed likewise and of this very image; the labels, which must say what those two do.
 
 Exit codes: 0 all of it is so; 1 it is not, or there is no such image: do not run it; 64 bad arguments; 69 the registry
@@ -11,14 +11,13 @@ does not answer, or there is no cosign: nothing is known.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from oci import names
-from oci.client import Client
+from oci.client import Client, document
 
 from . import cosign, sign, spdx
 from .errors import EXIT_USAGE, ShippingError, in_one_line
@@ -51,7 +50,7 @@ def verify(image: str, trust: cosign.Trust) -> int:
         raise ShippingError(f"no repository: {trust.source!r}. Fix: https://github.com/OWNER/REPOSITORY", EXIT_USAGE)
     who = trust.arguments()
     client = Client(repository)
-    config = client.manifest(digest).parsed()["config"]["digest"]
+    config = client.manifest(digest).config
 
     cosign.run(image, "verify", *who)
     print(f"ok  signature   of {digest}")
@@ -62,7 +61,7 @@ def verify(image: str, trust: cosign.Trust) -> int:
     provenance = _attested(image, cosign.SLSA, who, lambda predicate: sign.provenance_digest(predicate) == digest)
     print(f"ok  provenance  built by {provenance['runDetails']['builder']['id']}")
 
-    labels = json.loads(client.small_blob(config))["config"].get("Labels") or {}
+    labels = document(client.small_blob(config), config).get("config", {}).get("Labels") or {}
     check_labels(labels, sbom, provenance, trust.source)
     for name in LABELS:
         print(f"ok  label       {name}={labels[name]}")

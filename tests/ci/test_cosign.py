@@ -32,6 +32,8 @@ def test_the_repository_s_own_workflow_is_believed(ref: str) -> None:
         f"{SOURCE}/.github/workflows/image.yml@refs/heads/other",
         f"{SOURCE}/.github/workflows/image.yml@refs/heads/main2",
         f"{SOURCE}/.github/workflows/image.yml@refs/pull/1/merge",
+        f"{SOURCE}/.github/workflows/image.yml@refs/tags/mine",
+        f"{SOURCE}/.github/workflows/image.yml@refs/tags/v/mine",
         f"{SOURCE}/.github/workflows/other.yml@refs/heads/main",
         f"{SOURCE}/.github/workflows/imageXyml@refs/heads/main",
         f"{SOURCE}2/.github/workflows/image.yml@refs/heads/main",
