@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"kdtree: no image was built: {error}. Fix: ci/image", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ci/additions --files | head
     print("\n".join(files(report) if sys.argv[1:] else table(report)))
     return 0
 

@@ -4,12 +4,11 @@ last: sources, commit, bases, wheels and compilers that went into it, by hash, a
 It is as true as the one who runs it: ci/sign puts a signature to it, and in the workflow that is the workflow's own.
 Without --output it is build/provenance.json.
 
-Exit codes: 1 no such image, or one that ci/image did not build; 73 the file cannot be written.
+Exit codes: 1 no such image, or one that ci/image did not build; 64 bad arguments; 73 the file cannot be written.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from pinning import lockfile
 
 from . import built, files
 from .built import Built
-from .errors import in_one_line
+from .errors import Parser, in_one_line
 
 BUILD_TYPE = "urn:kdtree:ci-image:1"
 """docs/supply-chain/what-ships.md says what its parameters mean."""
@@ -30,9 +29,7 @@ _LABEL = "org.opencontainers.image."
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="ci/provenance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("ci/provenance", __doc__)
     parser.add_argument("image")
     parser.add_argument("--output", type=Path, default=files.PROVENANCE)
     options = parser.parse_args()

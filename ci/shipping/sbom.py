@@ -3,25 +3,23 @@
 All packages, the base's and ours; ours with their licences, the kernel libraries with the hash of their sources, and
 what is linked into them. Without --output it is build/sbom.spdx.json.
 
-Exit codes: 1 no such image, or one that ci/image did not build; 69 no Syft; 73 the file cannot be written.
+Exit codes: 1 no such image, or one that ci/image did not build; 64 bad arguments; 69 no Syft; 73 the file
+cannot be written.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from pinning import lockfile
 
 from . import built, files, spdx, syft
-from .errors import in_one_line
+from .errors import Parser, in_one_line
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="ci/sbom", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("ci/sbom", __doc__)
     parser.add_argument("image")
     parser.add_argument("--output", type=Path, default=files.SBOM)
     options = parser.parse_args()

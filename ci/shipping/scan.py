@@ -10,7 +10,6 @@ says why: the database cannot be had.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import sys
 from collections.abc import Iterator
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from . import files, osv, spdx
-from .errors import EXIT_FAILED, EXIT_USAGE, ShippingError, in_one_line
+from .errors import EXIT_FAILED, EXIT_USAGE, Parser, ShippingError, in_one_line
 
 _IGNORED = {"id": str, "package": str, "until": datetime.date, "reason": str}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="ci/scan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("ci/scan", __doc__)
     parser.add_argument("--sbom", type=Path, default=files.SBOM)
     parser.add_argument("--database", help="another address of OSV's API than ci/shipping.toml's")
     options = parser.parse_args()

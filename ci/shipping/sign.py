@@ -10,7 +10,6 @@ does not answer, no cosign.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,11 @@ from oci import names
 from oci.client import Client
 
 from . import cosign, files, spdx
-from .errors import ShippingError, in_one_line
+from .errors import Parser, ShippingError, in_one_line
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="ci/sign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("ci/sign", __doc__)
     parser.add_argument("image")
     parser.add_argument("--key", type=Path)
     parser.add_argument("--sbom", type=Path, default=files.SBOM)

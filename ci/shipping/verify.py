@@ -10,7 +10,6 @@ does not answer, or there is no cosign: nothing is known.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from oci import names
 from oci.client import Client, document
 
 from . import cosign, sign, spdx
-from .errors import EXIT_USAGE, ShippingError, in_one_line
+from .errors import EXIT_USAGE, Parser, ShippingError, in_one_line
 
 WORKFLOW = "image.yml"
 """Whose signatures count, of a repository's workflows."""
@@ -33,9 +32,7 @@ _FIX = "do not run it"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="ci/verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("ci/verify", __doc__)
     parser.add_argument("image")
     trusted = parser.add_mutually_exclusive_group(required=True)
     trusted.add_argument("--source")
