@@ -13,7 +13,10 @@ from .lockfile import ROOT
 def complaints(root: Path) -> Iterator[str]:
     """What is wrong in the checkout, one line each. A file that has not its shape is not compared with anything."""
     pins = lockfile.load(root / "ci" / "pins.toml")
-    wrong = [*shape.complaints(pins)]
+    try:
+        wrong = [*shape.complaints(pins)]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        wrong = [f"pins.toml has a value of another kind than it must be, or lacks one: {error}"]
     yield from wrong or uses.complaints(pins, root)
 
 

@@ -98,7 +98,15 @@ def _recorded(where: str, recorded: Any) -> Iterator[str]:
 def _versions(pins: dict[str, Any]) -> Iterator[str]:
     if not re.fullmatch(r"[0-9a-f]{7,40}", pins["sglang"]["commit"]):
         yield f"[sglang] commit {pins['sglang']['commit']} is not 7 to 40 hex digits"
-    named = [("cuda", key, pins["cuda"][key]) for key in ("version", "nvcc", "minimum-driver")]
+    if not COMMIT.fullmatch(pins["smoke-model"]["revision"]):
+        yield f"[smoke-model] revision {pins['smoke-model']['revision']} is not 40 hex digits"
+    if not pins["smoke-model"]["gpu-memory-gib"].isdecimal():
+        yield f"[smoke-model] gpu-memory-gib {pins['smoke-model']['gpu-memory-gib']} is no number"
+    for table in ("actionlint", "github-runner"):
+        if not re.fullmatch("[0-9a-f]{64}", pins[table]["sha256"]):
+            yield f"[{table}] sha256 {pins[table]['sha256']} is not 64 hex digits"
+    named = [(table, "version", pins[table]["version"]) for table in ("actionlint", "github-runner")]
+    named += [("cuda", key, pins["cuda"][key]) for key in ("version", "nvcc", "minimum-driver")]
     named += [("python", key, value) for key, value in pins["python"].items()]
     named += [("sglang", key, value) for key in ("tested", "contract") for value in pins["sglang"][key]]
     for table, key, value in named:

@@ -18,18 +18,33 @@ RUN_BESIDE = ("prometheus", "grafana")
 # A script that installs what a machine lacks to run the scripts: nothing of it goes into the image.
 FOR_THE_MACHINE = "ci/system-packages"
 # The stand-ins are built on a context that is always given under this name (ci/standin.py).
+# Folders that hold scripts beside those that are about the image.
+MORE = ("bench", "kernel", "proof", "patch")
 STAND_IN, STAND_IN_BASE = "docker/standin/Dockerfile", "base"
 
-_FROM = re.compile(r"FROM (?:--\S+ )*(\S+)(?: AS (\S+))?", re.I)
+OURS = "kdtree"
+"""How the names of images begin that are built here."""
+
+_FROM = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?", re.I)
 _REMOTE_ADD = re.compile(r"^ADD (?!.*--checksum=sha256:)(?:--\S+ )*((?:https?://|git@|git://)\S+)", re.M | re.I)
 _FETCH = re.compile(r"\b(?:curl|wget|git clone)\b")
-_PIP = re.compile(r"\b(?:pip3?|uv pip)[\"']? (?:-\S+ )*(?:install|download)\b")
+# As a shell has it, or a list of Python's: "-m", "pip", "install".
+_PIP = re.compile(
+    r"\b(?:pip[\d.]*|uv pip)[\"']?,?\s+(?:[\"']?-\S+\s+(?:[^-\s]\S*\s+)??)*[\"']?(?:install|download)\b(?=[\"'\s]|$)"
+)
 _APT = re.compile(r"\bapt(?:-get)?\s(?:-\S+\s+|\S+=\S+\s+)*install\s+(.*)")
 _OTHERS = re.compile(
     r"\bnpm (?:-\S+ )*(?:install|i|add|exec)\b|\bnpx |\bpipx |\bcargo install\b|\bgo install\b|\bgem install\b"
-    r"|\bapk add\b|\b(?:curl|wget)\b[^|]*\|\s*(?:ba)?sh\b"
+    r"|\bapk add\b|\buvx |\buv (?:-\S+ )*(?:tool|add|sync|run)\b|<\((?:curl|wget)\b"
+    r"|\b(?:curl|wget)\b[^|]*\|\s*(?:sudo\s+(?:-\S+\s+)*)?(?:ba|da|z)?sh\b"
 )
 _LATEST = re.compile(r"[\w./-]+:(?:latest|edge|nightly)(?![\w.-])")
+_RUNS = re.compile(
+    r"\bdocker (?:image )?(?:run|pull|create) (?:-\S+ )*([a-z0-9][\w./-]*(?::[\w.-]+)?(?:@[\w:]+)?)(?=[\s\"']|$)"
+)
+# A key of YAML's on a line of its own, or between braces.
+_KEY = r"(?:^[ -]+|[{,] *)[\"']?%s[\"']? *: *[\"']?"
+_USES = _KEY % "uses" + r"([^\s\"'#}]+)[\"']?(?: +# *(\S+))?"
 _HEX = re.compile(r"[0-9a-f]{40}")
 
 
@@ -42,7 +57,7 @@ def complaints(pins: dict[str, Any], root: Path) -> Iterator[str]:
     yield from _compose(pins, root)
     yield from _workflows(pins, root)
     yield from _hooks(root)
-    yield from _installs(root)
+    yield from _installs(pins, root)
     yield from _versions(root)
 
 
@@ -76,6 +91,8 @@ def _recipe(pins: dict[str, Any], root: Path, path: Path) -> Iterator[str]:
     packages = {package for table in pins["apt"].values() for package in table["packages"]}
     found = [step[1] for step in map(_APT.search, _steps(text)) if step]
     installed = {word for words in found for word in words.split() if not word.startswith(("-", "}"))}
+    if any(not re.search(r"(?:^|\s)[^\s-]", words) for words in found):
+        yield f"{name}: apt-get installs what it does not name"
     for word in sorted(installed - packages):
         yield f"{name}: apt-get installs {word}, which is not name=version of pins.toml"
     if name == PRODUCT:  # a pin that something else has taken the place of is told of once
@@ -91,7 +108,7 @@ def _bases(text: str, contexts: set[str]) -> set[str]:
             found |= {match[1]} - known
             known.add(match[2])
         else:
-            found |= set(re.findall(r"(?:--from=|,from=)([^\s,]+)", line)) - known
+            found |= set(re.findall(r"(?:--from=|[=,]from=)([^\s,]+)", line)) - known
     return found
 
 
@@ -111,11 +128,15 @@ def _compose(pins: dict[str, Any], root: Path) -> Iterator[str]:
     """Images that the compose files take from elsewhere are the pinned ones; our own has a variable for a name."""
     pinned = {lockfile.get(pins, f"images.{key}") for key in RUN_BESIDE}
     named = set()
-    for path in sorted(root.glob("compose*.y*ml")):
-        for image in re.findall(r"^ +image: *[\"']?([^$\s\"'#]+)", path.read_text(encoding="utf-8"), re.M):
+    elsewhere = [path for path in _files(root, "deploy", "docker") if path.suffix in (".yml", ".yaml")]
+    for path in [*sorted(root.glob("*compose*.y*ml")), *elsewhere]:
+        for found in re.findall(_KEY % "image" + r"([^\s\"'#]+)", path.read_text(encoding="utf-8"), re.M):
+            image = re.sub(r"^\$\{\w+:?-(.*)\}$", r"\1", found.rstrip(",}") + "}" * found.startswith("${"))
+            if image.startswith(("$", f"{OURS}:")):
+                continue
             named.add(image)
             if image not in pinned:
-                yield f"{path.name}: image {image} is not in pins.toml"
+                yield f"{path.relative_to(root).as_posix()}: image {image} is not in pins.toml"
     for image in sorted(pinned - named) if named <= pinned else ():
         yield f"compose.yaml: nothing runs {image}"
 
@@ -127,7 +148,7 @@ def _workflows(pins: dict[str, Any], root: Path) -> Iterator[str]:
         if path.suffix not in (".yml", ".yaml"):
             continue
         name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
-        for reference, comment in re.findall(r"^[ -]+uses: *[\"']?([^\s\"'#]+)[\"']?(?: +# *(\S+))?", text, re.M):
+        for reference, comment in re.findall(_USES, text, re.M):
             if reference.startswith("./"):
                 continue
             action, _, commit = reference.partition("@")
@@ -141,7 +162,7 @@ def _workflows(pins: dict[str, Any], root: Path) -> Iterator[str]:
                 yield f"{name}: uses {reference} # {comment}, pins.toml has {pin['commit']} # {pin['tag']}"
         for machine in re.findall(r"\b[a-z]+-latest\b", re.sub(r"#.*", "", text)):
             yield f"{name}: runs on {machine}, which is another machine some day"
-        for image in re.findall(r"^ +(?:image|container): *[\"']?([^\s$\"'#]+:[^\s\"'#]+)", text, re.M):
+        for image in re.findall(_KEY % "(?:image|container)" + r"([^\s$\"'#{},]+)", text, re.M):
             if image not in {lockfile.get(pins, f"images.{key}") for key in pins["images"]}:
                 yield f"{name}: image {image} is not in pins.toml"
     for action in sorted(pins["actions"].keys() - used):
@@ -155,23 +176,30 @@ def _hooks(root: Path) -> Iterator[str]:
         revision = re.search(r"^ *rev: *[\"']?([^\s\"']+)", rest, re.M)
         if repository != "local" and not (revision and _HEX.fullmatch(revision[1])):
             yield f".pre-commit-config.yaml: {repository} at {revision[1] if revision else 'no rev'} is not a commit"
+    if "additional_dependencies" in re.sub(r"#.*", "", text):
+        yield ".pre-commit-config.yaml: additional_dependencies are fetched without a hash"
 
 
-def _installs(root: Path) -> Iterator[str]:
+def _installs(pins: dict[str, Any], root: Path) -> Iterator[str]:
     """Every install in a recipe, script or workflow goes by hash, by version of pins.toml, or without an index."""
     here = Path(__file__).parent.name
-    for path in _files(root, "ci", "docker", "deploy", ".ci", ".github"):
+    images = {lockfile.get(pins, f"images.{key}") for key in pins["images"]}
+    for path in [*_files(root, "ci", "docker", "deploy", ".ci", ".github", *MORE), *root.glob("Makefile")]:
         name = path.relative_to(root).as_posix()
         if path.suffix in (".toml", ".md", ".json") or path.parent.name == here:
             continue
-        recipe = _is_recipe(path)
-        for step in _steps(path.read_text(encoding="utf-8", errors="replace")):
-            if _PIP.search(step) and "--require-hashes" not in step and "--no-index" not in step:
+        recipe, text = _is_recipe(path), path.read_text(encoding="utf-8", errors="replace")
+        # A program has its options where it likes, not in the line that names pip.
+        program = path.suffix == ".py" or re.match(r"#!.*\bpython", text)
+        for step in _steps(text):
+            if _PIP.search(step) and not re.search("--require-hashes|--no-index", text if program else step):
                 yield f"{name}: pip without --require-hashes or --no-index: {step[:80]}"
             if _APT.search(step) and not recipe and name != FOR_THE_MACHINE:
                 yield f"{name}: apt-get install outside {FOR_THE_MACHINE}: {step[:80]}"
             if latest := _LATEST.search(step):
                 yield f"{name}: {latest[0]} is another image some day"
+            elif (runs := _RUNS.search(step)) and runs[1] not in images and not runs[1].startswith(OURS):
+                yield f"{name}: runs {runs[1]}, which is not in pins.toml"
             if _OTHERS.search(step) or (recipe and _FETCH.search(step) and not _APT.search(step)):
                 yield f"{name}: an install that no pin holds: {step[:80]}"
 

@@ -122,6 +122,12 @@ DEVEL, SGLANG = lockfile.get(PINS, "images.cuda-devel"), lockfile.get(PINS, "ima
         (DOCKERFILE, "FROM scratch AS wheels", "FROM $BASE AS wheels", "FROM $BASE is not in pins.toml"),
         (DOCKERFILE, "RUN chmod 0755 /root", "ADD https://x/y /z", "ADD https://x/y without --checksum"),
         (DOCKERFILE, "RUN chmod 0755 /root", "RUN wget https://x/y", "an install that no pin holds: RUN wget https"),
+        (DOCKERFILE, "FROM scratch AS wheels", "FROM  debian:12 AS wheels", "FROM debian:12 is not in pins.toml"),
+        (DOCKERFILE, "FROM scratch AS wheels", "FROM\tdebian:12 AS wheels", "FROM debian:12 is not in pins.toml"),
+        (DOCKERFILE, "=bind,from=wheels,target", "=from=alpine,type=bind,target", "FROM alpine is not in pins.toml"),
+        ("compose.yaml", "KDTREE_IMAGE:-kdtree:local", "KDTREE_IMAGE:-debian:12", "image debian:12 is not in"),
+        ("ci/kernel", "set -e", "docker run --rm debian:12 true\nset -e", "ci/kernel: runs debian:12, which is not"),
+        ("ci/kernel", "set -e", "docker pull alpine\nset -e", "ci/kernel: runs alpine, which is not in pins.toml"),
         # Arguments
         (DOCKERFILE, "KDTREE_ARCHS=120a", "KDTREE_ARCHS=90a", "KDTREE_ARCHS defaults to 90a, pins.toml has 120a"),
         (DOCKERFILE, "SGLANG_COMMIT=cae6", "SGLANG_COMMIT=cae7", "SGLANG_COMMIT defaults to cae7"),
@@ -131,12 +137,26 @@ DEVEL, SGLANG = lockfile.get(PINS, "images.cuda-devel"), lockfile.get(PINS, "ima
         (DOCKERFILE, "RUN chmod 0755 /root", "RUN pip install requests", "pip without --require-hashes"),
         (DOCKERFILE, "RUN chmod 0755 /root", "RUN npm install -g x", "an install that no pin holds: RUN npm install"),
         (DOCKERFILE, "RUN chmod 0755 /root", "RUN curl -L x | sh", "an install that no pin holds: RUN curl"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN pip3.12 install requests", "pip without --require-hashes"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN pip --index-url https://x install y", "pip without --require-hashes"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN uv tool install x", "an install that no pin holds: RUN uv tool"),
+        (DOCKERFILE, "RUN chmod 0755 /root", "RUN cat x | xargs apt-get install -y", "installs what it does not name"),
+        ("ci/kernel", "set -e", "curl -L x | sudo bash\nset -e", "an install that no pin holds: curl -L x"),
+        ("ci/kernel", "set -e", "bash <(curl -L x)\nset -e", "an install that no pin holds: bash <(curl"),
+        ("ci/promote", "import sys", 'X = ["python3", "-m", "pip", "install", "x"]', "ci/promote: pip without"),
         ("ci/gpu-bundle", "--require-hashes", "", "ci/gpu-bundle: pip without"),
         ("ci/kernel", "set -e", "apt-get -y install g++\nset -e", "ci/kernel: apt-get install outside ci/system-pack"),
         ("ci/kernel", "set -e", "docker run debian:latest\nset -e", "ci/kernel: debian:latest is another image some"),
         # Versions
         (VERSIONS[0], 'KDTREE_VERSION "', 'KDTREE_VERSION "9', "version 9"),
         # The file itself
+        (PINS_TOML, 'revision = "8586', 'revision = "main', "[smoke-model] revision main"),
+        (PINS_TOML, 'gpu-memory-gib = "48"', 'gpu-memory-gib = "much"', "[smoke-model] gpu-memory-gib much is no"),
+        (PINS_TOML, 'version = "1.7.12"', 'version = "latest"', "[actionlint] version latest is not an exact version"),
+        (PINS_TOML, 'sha256 = "7092', 'sha256 = "70', "[github-runner] sha256 70"),
+        (PINS_TOML, 'digest = "sha256:b125', 'digest = 5 # "', "pins.toml has a value of another kind"),
+        (PINS_TOML, 'tested = ["0.5.21", ', "tested = [", "pins.toml has a value of another kind"),
+        (PINS_TOML, "[images.sglang]", "[images.other]", "pins.toml has a value of another kind"),
         (PINS_TOML, 'tag = "v0.5.21"', 'tag = "latest"', "[images.sglang-stable] tag 'latest' is not a fixed tag"),
         (PINS_TOML, 'digest = "sha256:b125', 'digest = "sha256:b12', "is not a sha256 digest"),
         (PINS_TOML, 'manifest = "sha256:2dbe', 'manifest = "2dbe', "neither a sha256 digest nor unknown"),
@@ -187,6 +207,15 @@ CHECKOUT = {"tag": "v9.9.9", "commit": "0123456789abcdef0123456789abcdef01234567
             "uses actions/checkout@v9, which is not a commit",
         ),
         (" # v9.9.9", "", "pins.toml has 0123"),
+        ("uses: actions/checkout@0123", '"uses": actions/checkout@v0123', "which is not a commit"),
+        (
+            "- uses: actions/checkout@",
+            "- {uses: actions/cache@v4}\n      - uses: actions/checkout@",
+            "cache@v4, which is",
+        ),
+        ("steps:", "container: debian\n    steps:", "image debian is not in pins.toml"),
+        ("steps:", 'container: {image: "debian:12"}\n    steps:', "image debian:12 is not in pins.toml"),
+        ("run: ci/lint", "run: docker run --rm debian:12 true", "runs debian:12, which is not in pins.toml"),
         ("uses: actions/", "uses: others/", "uses others/checkout, which is not in pins.toml"),
         ("ubuntu-24.04", "ubuntu-latest", "runs on ubuntu-latest"),
         ("run: ci/lint", "run: pip install ruff", "pip without --require-hashes"),
@@ -212,6 +241,17 @@ def test_what_floats_in_a_hook(revision: str, complaints: int, tmp_path: Path) -
     (tmp_path / ".pre-commit-config.yaml").write_text(hooks)
     found = [line for line in uses.complaints(PINS, tmp_path) if line.startswith(".pre-commit")]
     assert len(found) == complaints
+
+
+def test_a_hook_s_packages_float(tmp_path: Path) -> None:
+    hooks = "repos:\n  - repo: local\n    hooks:\n      - id: x\n        additional_dependencies: [ruff]\n"
+    (tmp_path / ".pre-commit-config.yaml").write_text(hooks)
+    assert any("additional_dependencies are fetched" in line for line in uses.complaints(PINS, tmp_path))
+
+
+def test_a_makefile_installs_nothing_that_floats(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("x:\n\tpip install ruff\n")
+    assert any(line.startswith("Makefile: pip without") for line in uses.complaints(PINS, tmp_path))
 
 
 def test_a_new_lock_replaces_its_own_table_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
