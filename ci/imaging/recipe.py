@@ -9,7 +9,10 @@ from pathlib import Path
 import standin
 from pinning import lockfile, mirror
 
-from .errors import output
+from .errors import ImageError, output
+
+GIVEN = ("docker", "kernel", "patch")
+"""The folders of a checkout whose files reach the build, git's or not (.dockerignore)."""
 
 
 def arguments(source: Path, archs: str, contexts: Mapping[str, str]) -> dict[str, str]:
@@ -17,10 +20,9 @@ def arguments(source: Path, archs: str, contexts: Mapping[str, str]) -> dict[str
     that depends on the commit alone."""
     pins = lockfile.load()
     name, digest = base(lockfile.get(pins, "images.sglang"), contexts)
-    dirty = output("git", "status", "--porcelain", "--untracked-files=no", folder=source)
     return {
         "KDTREE_ARCHS": archs,
-        "KDTREE_REVISION": output("git", "rev-parse", "HEAD", folder=source) + ("-dirty" if dirty else ""),
+        "KDTREE_REVISION": revision(source),
         "KDTREE_SOURCE": source_address(),
         "KDTREE_KERNEL_HASH": output("sh", "kernel/build.sh", "hash", "cuda", folder=source),
         "SOURCE_DATE_EPOCH": output("git", "log", "-1", "--format=%ct", folder=source),
@@ -28,6 +30,22 @@ def arguments(source: Path, archs: str, contexts: Mapping[str, str]) -> dict[str
         "KDTREE_BASE_NAME": name,
         "KDTREE_BASE_DIGEST": digest,
     }
+
+
+def revision(source: Path) -> str:
+    """The commit of a checkout; `-dirty` where files were changed, or are new in a folder that the build is given.
+
+    Raises:
+        ImageError: It is no repository of its own: the commit would be that of another one, around it.
+    """
+    commit = output("git", "rev-parse", "HEAD", folder=source)
+    if within := output("git", "rev-parse", "--show-prefix", folder=source):
+        raise ImageError(f"no git checkout of its own: it is {within} of another. Fix: a clone")
+    changed = output("git", "status", "--porcelain", "--untracked-files=no", folder=source)
+    new = output("git", "ls-files", "--others", "--exclude-per-directory=.gitignore", "--", *GIVEN, folder=source)
+    # What begins with a dot no build is given.
+    dirty = changed or [name for name in new.splitlines() if "/." not in name]
+    return commit + ("-dirty" if dirty else "")
 
 
 def source_address() -> str:
