@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -34,3 +36,29 @@ def test_the_matrix_names_an_sglang_that_it_has_not() -> None:
     done = subprocess.run([ROOT / "ci" / "matrix", "0.5.16"], capture_output=True, text=True)
     assert done.returncode == 69
     assert "kdtree: SGLang 0.5.16 is not unpacked: " in done.stderr
+
+
+def test_the_environment_is_made_by_one_command_at_a_time() -> None:
+    with (ROOT / "build" / "venv.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = subprocess.Popen([ROOT / "ci" / "venv"], stderr=subprocess.PIPE, text=True)
+        assert waiting.stderr
+        assert "waiting" in waiting.stderr.readline()
+        assert waiting.poll() is None
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert waiting.wait(60) == 0
+
+
+@pytest.mark.parametrize(("lacks", "ci", "code"), [("registry", "true", 69), ("cosign", "true", 69), ("cosign", "", 7)])
+def test_in_ci_nothing_that_is_published_goes_untested(lacks: str, ci: str, code: int, tmp_path: Path) -> None:
+    """Programs of this name that do nothing, but the one that cannot be had, and an engine that ends the run."""
+    (tmp_path / "ci").mkdir()
+    shutil.copy(ROOT / "ci" / "test", tmp_path / "ci")
+    for name in ("room", "system-packages", "prometheus", "registry", "cosign", "venv", "kernel", "engine"):
+        ends = 69 if name == lacks else 7 if name == "engine" else 0
+        (tmp_path / "ci" / name).write_text(f'#!/bin/sh\n[ "$2" = true ] || exit {ends}\n')
+        (tmp_path / "ci" / name).chmod(0o755)
+    environment = os.environ | {"CI": ci}
+    done = subprocess.run([tmp_path / "ci" / "test"], env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert lacks in done.stderr
