@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import pwd
+import runpy
 import shutil
 import subprocess
 import threading
@@ -135,6 +136,18 @@ def test_setup_refuses_what_is_not_such_a_machine() -> None:
 def test_setup_refuses_a_name_that_is_none() -> None:
     done = subprocess.run([ROOT / "ci" / "runner-setup", "--repository", "a b"], capture_output=True, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (64, 1)
+
+
+def test_a_token_that_was_half_kept_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "ci")
+    setup = runpy.run_path(str(ROOT / "ci" / "runner-setup"))
+    monkeypatch.setitem(setup["has_token"].__globals__, "ETC", tmp_path)
+    found = []
+    for content in (None, "", "secret"):
+        if content is not None:
+            (tmp_path / "token").write_text(content)
+        found.append(setup["has_token"]())
+    assert found == [False, False, True]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")

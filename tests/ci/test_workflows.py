@@ -54,7 +54,7 @@ def test_where_others_code_runs_as_root_nothing_can_be_written() -> None:
         for name, (_, job) in JOBS.items()
         if any("ci/in-debian" in step.get("run", "") for step in job["steps"])
     }
-    assert ran == dict.fromkeys(("check.yml: check", "pins.yml: look"), {"contents": "read"})
+    assert ran == {"check.yml: check": {"contents": "read"}, "pins.yml: look": {"contents": "read"}}
 
 
 def test_a_pull_request_starts_what_can_only_read() -> None:
