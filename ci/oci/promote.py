@@ -1,18 +1,22 @@
 """ci/promote IMAGE@DIGEST [TAG]: gives an image in a registry a tag that no image has; prints NAME:TAG@DIGEST.
 
 Without TAG it is what the image's labels say: VERSION-COMMIT, the commit's first twelve digits. A tag that is there for
-another digest is left, and that is an error; for the same digest there is nothing to do. Nothing is pulled.
+another digest is left, and that is an error; for the same digest there is nothing to do. Nothing is pulled. Of two that
+give one tag at the same time one ends with an error.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 
 from . import names
 from .client import Client, Manifest, document
 from .errors import EXIT_INTERRUPTED, EXIT_USAGE, RegistryError
 
+SETTLED = 2.0
+"""Seconds after which whoever asked for a tag before it was given has given theirs."""
 _VERSION = "org.opencontainers.image.version"
 _REVISION = "org.opencontainers.image.revision"
 
@@ -48,7 +52,17 @@ def promote(image: str, tag: str | None = None) -> str:
         )
     if there is None:
         client.put_manifest(manifest, tag)
+        _need_alone(client, tag, digest)
     return f"{repository.name}:{tag}@{digest}"
+
+
+def _need_alone(client: Client, tag: str, digest: str) -> None:
+    """Raises RegistryError where somebody else, who saw no tag either, gave it to another image at the same time: no
+    registry gives a tag only where there is none, so that of the two the later one stays."""
+    time.sleep(SETTLED)
+    if (there := client.digest(tag)) != digest:
+        what = f"{client.repository.name}:{tag} was given twice at once, and is {there}, not {digest}"
+        raise RegistryError(f"{what}. Fix: see who else writes there; promote it under another tag")
 
 
 def _tag_of(client: Client, manifest: Manifest) -> str:

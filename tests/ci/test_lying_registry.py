@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from oci import names
+from oci import promote as promoting
 from oci.client import Client, Manifest, digest_of
 from oci.errors import RegistryError, Unreachable
-from oci.promote import promote
 from shipping import cosign, verify
 
 Answer = tuple[int, Mapping[str, str], bytes]
@@ -132,9 +132,20 @@ def test_what_is_no_image_is_neither_promoted_nor_verified(body: bytes, tmp_path
     with registry(lambda *_: (200, {}, body)) as address:
         image = f"{address}/x@{digest_of(body)}"
         with pytest.raises(RegistryError, match=r"not an image of one platform|no JSON document"):
-            promote(image)
+            promoting.promote(image)
         with pytest.raises(RegistryError, match=r"not an image of one platform|no JSON document"):
             verify.verify(image, cosign.Trust(key, None, verify.WORKFLOW))
+
+
+def test_of_two_who_give_one_tag_at_once_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"config": {"digest": "sha256:0"}}'
+    mine, given = digest_of(body), iter([None, digest_of(b"another's")])
+    monkeypatch.setattr(promoting, "SETTLED", 0)
+    monkeypatch.setattr(Client, "manifest", lambda *_: Manifest("", body))
+    monkeypatch.setattr(Client, "digest", lambda *_: next(given))
+    monkeypatch.setattr(Client, "put_manifest", lambda *_: None)
+    with pytest.raises(RegistryError, match=r"x:v1 was given twice at once, and is .* Fix: "):
+        promoting.promote(f"registry.example/x@{mine}", "v1")
 
 
 def test_a_configuration_is_named_by_its_digest() -> None:
