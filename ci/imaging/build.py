@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pinning import lockfile
 
-from .errors import ImageError
+from .errors import ImageError, Unavailable
 
 DOCKERFILE = "docker/Dockerfile"
 ENDING_SECONDS = 20.0
@@ -24,11 +24,11 @@ NETWORK = re.compile(
 
 
 def buildx() -> list[str]:
-    """Buildx: a program inside `ci/engine run`, docker's plugin elsewhere. Raises ImageError where there is none."""
+    """Buildx: a program inside `ci/engine run`, docker's plugin elsewhere. Raises Unavailable where there is none."""
     for command in (["docker-buildx"], ["docker", "buildx"]):
         if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0:
             return command
-    raise ImageError("no docker with buildx on PATH. Fix: install Docker Engine with its buildx plugin")
+    raise Unavailable("no docker with buildx on PATH. Fix: install Docker Engine with its buildx plugin")
 
 
 def build(source: Path, arguments: Mapping[str, str], contexts: Mapping[str, str], *options: str) -> None:

@@ -73,7 +73,7 @@ def main() -> int:
         found = make(chosen)
     except ImageError as error:
         print(f"kdtree: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return error.code
     except OSError as error:
         print(f"kdtree: the image cannot be kept: {error}. Fix: room and rights for that file", file=sys.stderr)
         return EXIT_FAILED

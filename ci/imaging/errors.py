@@ -13,6 +13,14 @@ EXIT_UNAVAILABLE = 69
 class ImageError(RuntimeError):
     """The image cannot be built or is not what it should be; the text is one line."""
 
+    code = EXIT_FAILED
+
+
+class Unavailable(ImageError):
+    """This machine cannot build an image at all."""
+
+    code = EXIT_UNAVAILABLE
+
 
 def output(*command: str | Path, folder: Path | None = None) -> str:
     """What a command prints, stripped. Raises ImageError with its last words when it fails."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from imaging import cli, interruption
+
 ROOT = Path(__file__).parents[2]
 RULES = dict(re.findall(r"^([a-z-]+):  ##.*\n\t@(\S+)", (ROOT / "Makefile").read_text(), re.M))
 VERBS = {"demo", "test", "matrix", "image", "reproduce", "kernel", "gpu-test", "bench", "lint", "clean"}
@@ -62,3 +64,13 @@ def test_in_ci_nothing_that_is_published_goes_untested(lacks: str, ci: str, code
     done = subprocess.run([tmp_path / "ci" / "test"], env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert lacks in done.stderr
+
+
+def test_a_machine_without_docker_cannot_build_the_image(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ci/image"])
+    monkeypatch.setattr(interruption, "listen", lambda: None)
+    monkeypatch.setattr("shutil.which", lambda *_: None)
+    assert cli.main() == 69
+    assert capsys.readouterr().err.startswith("kdtree: no docker with buildx on PATH. Fix: ")
