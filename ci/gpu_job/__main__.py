@@ -98,6 +98,9 @@ def main() -> int:
     except (JobError, RegistryError) as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return error.code
+    except OSError as error:
+        print(f"kdtree: {asked.verb}: {error}. Fix: room and rights there", file=sys.stderr)
+        return EXIT_FAILED
     except ImageError as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -41,7 +41,10 @@ class Device(StrEnum):
 
 def output(*words: str) -> str:
     """What a docker command prints. Raises JobError with its last words."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise JobError(f"no docker that runs: {error.strerror}. Fix: ci/runner-setup", EXIT_UNAVAILABLE) from error
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise JobError(f"docker {words[0]} failed: {said}. Fix: what that says")

@@ -24,7 +24,10 @@ class Unavailable(ImageError):
 
 def output(*command: str | Path, folder: Path | None = None) -> str:
     """What a command prints, stripped. Raises ImageError with its last words when it fails."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ImageError(f"no {command[0]} that runs: {error.strerror}. Fix: install it, or put it on PATH") from error
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ImageError(f"{' '.join(map(str, command[:3]))} failed: {said}")

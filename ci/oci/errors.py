@@ -11,6 +11,12 @@ class RegistryError(RuntimeError):
     code = EXIT_FAILED
 
 
+class BadName(RegistryError):
+    """What was given is no name of an image, repository or tag."""
+
+    code = EXIT_USAGE
+
+
 class Unreachable(RegistryError):
     """Nothing answered, or the connection broke: again later it may work."""
 

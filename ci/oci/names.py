@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .errors import RegistryError
+from .errors import BadName
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -30,29 +30,29 @@ class Repository:
 
 
 def repository(name: str) -> Repository:
-    """A repository by its name, without a tag or digest. Raises RegistryError."""
+    """A repository by its name, without a tag or digest. Raises BadName."""
     host, slash, path = name.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
         host, path = "docker.io", name
     if host in ("docker.io", "index.docker.io"):
         host, path = _DOCKER_HUB, path if "/" in path else f"library/{path}"
     if not _HOST.fullmatch(host) or not _PATH.fullmatch(path):
-        raise RegistryError(f"no image's repository: {name!r}. Fix: HOST/NAME in lower case, without tag or digest")
+        raise BadName(f"no image's repository: {name!r}. Fix: HOST/NAME in lower case, without tag or digest")
     return Repository(host, path, name)
 
 
 def by_digest(image: str) -> tuple[Repository, str]:
-    """Repository and digest of NAME@sha256:… or NAME:TAG@sha256:…, where the tag says nothing; raises RegistryError
+    """Repository and digest of NAME@sha256:… or NAME:TAG@sha256:…, where the tag says nothing; raises BadName
     on any other form, a tag alone among them."""
     name, at, digest = image.partition("@")
     name = re.sub(r"(?<=/)([^/:]+):[^/:]+$", r"\1", name)
     if not at or not _DIGEST.fullmatch(digest):
-        raise RegistryError(f"no image by digest: {image!r}. Fix: NAME@sha256: and 64 hexadecimal digits")
+        raise BadName(f"no image by digest: {image!r}. Fix: NAME@sha256: and 64 hexadecimal digits")
     return repository(name), digest
 
 
 def tag(text: str) -> str:
-    """The text, where it can be a tag. Raises RegistryError."""
+    """The text, where it can be a tag. Raises BadName."""
     if not _TAG.fullmatch(text) or text == "latest":
-        raise RegistryError(f"no tag that stays what it is: {text!r}. Fix: letters, digits, . _ -, and not 'latest'")
+        raise BadName(f"no tag that stays what it is: {text!r}. Fix: letters, digits, . _ -, and not 'latest'")
     return text

@@ -70,7 +70,10 @@ def push(image: str, client: Client) -> str:
 
 def _need_stored_layers() -> None:
     """Only the containerd store keeps an image as it is pushed; elsewhere its digest would be another each time."""
-    done = subprocess.run(["docker", "info", "--format={{json .DriverStatus}}"], capture_output=True, text=True)
+    try:
+        done = subprocess.run(["docker", "info", "--format={{json .DriverStatus}}"], capture_output=True, text=True)
+    except OSError as error:
+        raise RegistryError(f"no docker that runs: {error.strerror}. Fix: install it, or `ci/engine run`") from error
     if done.returncode != 0:
         raise RegistryError(f"no Docker engine answers: {done.stderr.strip()}. Fix: start it, or `ci/engine run`")
     if "io.containerd.snapshotter" not in done.stdout:

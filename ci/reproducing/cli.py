@@ -179,6 +179,9 @@ def main() -> int:
     except (ImageError, ArchiveError, DebsError, EngineError, *standin.FAILURES) as error:
         print(f"kdtree: nothing was compared: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+    except OSError as error:
+        print(f"kdtree: nothing was compared: {error}. Fix: room and rights there", file=sys.stderr)
+        return EXIT_UNAVAILABLE
     except interruption.Interrupted as interrupted:
         print(f"kdtree: interrupted by {interrupted.name}: nothing was compared. Fix: run it again", file=sys.stderr)
         return interrupted.code

@@ -47,6 +47,8 @@ def in_one_line(command: Callable[[], int]) -> int:
         text, code = str(error), error.code
     except (ImageError, PinsError) as error:
         text, code = str(error), EXIT_FAILED
+    except OSError as error:
+        text, code = f"cannot be read or written: {error}. Fix: rights and room there", EXIT_UNWRITABLE
     except interruption.Interrupted as interrupted:
         text, code = f"interrupted by {interrupted.name}: nothing was written. Fix: run it again", interrupted.code
     print(f"kdtree: {text}", file=sys.stderr)

@@ -155,11 +155,14 @@ def test_a_wrong_digest_is_said(registry: Registry, images: dict[str, str]) -> N
         ("promote", (f"127.0.0.1:5/a@sha256:{'a' * 64}", "latest"), "'latest'"),
         ("promote", (f"127.0.0.1:5/a@sha256:{'a' * 64}", "a b"), "'a b'"),
         ("push", ("x", "ghcr.io/Upper/case"), "ghcr.io/Upper/case"),
-        ("push", ("kdtree-push-test:none-such", "127.0.0.1:5/a"), "kdtree-push-test:none-such"),
     ],
 )
 def test_a_bad_name_is_said_in_one_line(command: str, arguments: tuple[str, ...], word: str) -> None:
-    refused(ran(command, *arguments), word)
+    refused(ran(command, *arguments), word, code=64)
+
+
+def test_an_image_that_the_engine_has_not_is_said_in_one_line() -> None:
+    refused(ran("push", "kdtree-push-test:none-such", "127.0.0.1:5/a"), "kdtree-push-test:none-such")
 
 
 def test_a_registry_that_is_not_there_is_said(images: dict[str, str]) -> None:

@@ -287,7 +287,7 @@ def test_documents_of_another_image_are_not_signed(
 @pytest.mark.parametrize(
     ("image", "code", "words"),
     [
-        ("127.0.0.1:9/kdtree:latest", 1, "no image by digest"),
+        ("127.0.0.1:9/kdtree:latest", 64, "no image by digest"),
         (NOBODY, 69, "the registry does not answer"),
     ],
 )
