@@ -103,8 +103,8 @@ def of_other_sources(table: dict[str, Any]) -> list[str]:
 def expected(table: dict[str, Any], library: Library) -> dict[str, str]:
     """What the table says of a library, by what it is the hash of; nothing where it does not know."""
     found = {}
-    row = next((row for row in table["toolchain"] if library.tools <= {*row["tools"]}), None)
-    if row and row[library.name] != UNKNOWN:
+    rows = (row for row in table["toolchain"] if library.tools <= {*row["tools"]})
+    if row := next((row for row in rows if row[library.name] != UNKNOWN), None):
         found[f"libkdtree_verify_{library.name}.so"] = row[library.name]
     if library.cubins and library.nvcc in table["cubins"]:
         found[f"the {ARCH} cubins"] = table["cubins"][library.nvcc]
@@ -164,6 +164,9 @@ def record(folder: Path, name: str) -> int:
     if cuda.cubins:
         table["cubins"][cuda.nvcc] = cuda.cubins
     row = {"of": name, "tools": sorted(host.tools | cuda.tools), "host": host.sha256, "cuda": cuda.sha256}
+    for same in table["toolchain"]:
+        if same["tools"] == row["tools"]:  # by another name: of two that differ the check would take either
+            same |= {library: row[library] for library in LIBRARIES}
     table["toolchain"] = [other for other in table["toolchain"] if other["of"] != name] + [row]
     partial = TABLE.with_suffix(".part")
     partial.write_text(written(table), encoding="utf-8")

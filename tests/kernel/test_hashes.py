@@ -146,6 +146,18 @@ def test_a_record_of_changed_sources_makes_the_other_rows_unknown(kernel: Kernel
     assert done.stdout.count("unknown for ") == 2, "the library, and the cubins of the other nvcc"
 
 
+def test_a_toolchain_that_has_two_names_is_one(kernel: Kernel) -> None:
+    kernel.run("record", kernel.lib, "there")
+    (kernel.sources / "host" / "x.cpp").write_text("// other\n")
+    kernel.compiled("host", "compiled anew")
+    assert kernel.run("record", kernel.lib, "there").returncode == 0
+    assert kernel.row("here")["host"] == kernel.row("there")["host"] == hashlib.sha256(b"compiled anew").hexdigest()
+    kernel.table.write_text(kernel.table.read_text().replace(kernel.row("here")["host"], "unknown", 1))
+    assert kernel.check().stdout.count("as recorded") == 3, "the row that knows"
+    kernel.compiled("host", "other")
+    assert kernel.check().returncode == 1
+
+
 @pytest.mark.parametrize("fault", ["no library", "broken library", "no table", "no cuobjdump"])
 def test_what_is_missing_ends_in_a_line(kernel: Kernel, fault: str) -> None:
     if fault == "no library":
