@@ -40,6 +40,8 @@ def main(argv: list[str]) -> int:
                 install(set_name, Path(folder))
             case [first, *_] if not first.startswith("-"):
                 fill(argv)
+            case ["-h" | "--help"]:
+                print(__doc__)
             case _:
                 print(__doc__, file=sys.stderr)
                 return EXIT_USAGE

@@ -36,6 +36,9 @@ _PARTS = {
 
 
 def main() -> int:
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if sys.argv[1:] not in ([], ["--files"]):
         print(__doc__, file=sys.stderr)
         return 64

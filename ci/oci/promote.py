@@ -22,6 +22,9 @@ _REVISION = "org.opencontainers.image.revision"
 
 
 def main(argv: list[str]) -> int:
+    if argv in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if len(argv) not in (1, 2) or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return EXIT_USAGE

@@ -21,6 +21,9 @@ _SMALL = 4 << 20  # bytes: manifests and configurations are; a layer may be
 
 
 def main(argv: list[str]) -> int:
+    if argv in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if len(argv) != 2 or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return EXIT_USAGE

@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
                 print("\n".join(nightly.tag for nightly in update.choices(load())))
             case ["update", *words] if len(tags := [word for word in words if word != "--no-tests"]) < 2:
                 return _update(*tags, tests="--no-tests" not in words)
+            case ["-h" | "--help"]:
+                print(__doc__)
             case _:
                 print(__doc__, file=sys.stderr)
                 return EXIT_USAGE

@@ -25,6 +25,9 @@ EXIT_USAGE, EXIT_INTERRUPTED = 64, 130
 
 
 def main(argv: list[str]) -> int:
+    if argv in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     if not argv or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return EXIT_USAGE

@@ -34,3 +34,16 @@ def test_an_option_that_a_program_does_not_know_is_bad_usage(program: str) -> No
     done = subprocess.run([ROOT / "ci" / program, "--no-such"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 64, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("additions", "engine", "first-build", "gpu-job", "hosted-runner", "image", "mirror", "pins", "promote"),
+        *("provenance", "push", "reproduce", "runner-setup", "sbom", "scan", "sign", "verify", "wheelhouse"),
+    ],
+)
+def test_help_is_no_error(program: str) -> None:
+    done = subprocess.run([ROOT / "ci" / program, "--help"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert program in done.stdout
