@@ -67,7 +67,9 @@ def verify(image: str, trust: cosign.Trust) -> int:
 
 def check_labels(labels: dict[str, str], sbom: dict[str, Any], provenance: dict[str, Any], source: str | None) -> None:
     """Raises ShippingError where a label is missing, or says what SBOM, provenance or the source asked for do not."""
-    if missing := [name for name in LABELS if labels.get(name, "unknown") == "unknown" and name != _LABEL + "source"]:
+    # Of the source alone it may be unknown what it is.
+    unknown = [name for name in LABELS if labels.get(name) == "unknown" and name != _LABEL + "source"]
+    if missing := [name for name in LABELS if name not in labels] + unknown:
         raise ShippingError(f"no label {missing[0]}. Fix: {_FIX}")
     told = provenance["buildDefinition"]["internalParameters"]["labels"]
     for name in LABELS:

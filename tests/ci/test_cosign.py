@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shipping import cosign
+from shipping import cosign, verify
 from shipping.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ShippingError
 
 SOURCE = "https://github.com/owner/kd.tree"
@@ -57,6 +57,13 @@ def test_a_workflow_signs_by_its_identity_and_a_key_without_a_log(
     with pytest.raises(ShippingError, match="nobody to sign") as refused:
         cosign.Signer(None).arguments()
     assert refused.value.code == EXIT_USAGE
+
+
+def test_an_image_without_a_label_is_refused() -> None:
+    said = {name: "x" for name in verify.LABELS if name != "org.opencontainers.image.source"}
+    provenance = {"buildDefinition": {"internalParameters": {"labels": said}}}
+    with pytest.raises(ShippingError, match=r"no label org\.opencontainers\.image\.source\. Fix: "):
+        verify.check_labels(said, {"packages": []}, provenance, None)
 
 
 def test_no_cosign_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
