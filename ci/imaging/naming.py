@@ -32,7 +32,7 @@ def build_and_name(tag: str, build: Build, describe: Describe, report: Path, arc
     try:
         found = describe(image)
     except BaseException:
-        subprocess.run(["docker", "image", "rm", image], capture_output=True, check=False)
+        _discard(image)
         raise
     report.parent.mkdir(exist_ok=True)
     partial = report.with_suffix(".part")
@@ -42,6 +42,14 @@ def build_and_name(tag: str, build: Build, describe: Describe, report: Path, arc
     output("docker", "image", "tag", image, tag)
     partial.replace(report)
     return found
+
+
+def _discard(image: str) -> None:
+    """Removes an image that may not have the name; not one that has it already, or another: that would take them."""
+    command = ["docker", "image", "inspect", "--format={{json .RepoTags}}", image]
+    named = subprocess.run(command, capture_output=True, text=True, check=False)
+    if named.returncode == 0 and not json.loads(named.stdout):
+        subprocess.run(["docker", "image", "rm", image], capture_output=True, check=False)
 
 
 def _built(build: Build, metadata: Path) -> str:

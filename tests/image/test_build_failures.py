@@ -190,6 +190,14 @@ def test_what_the_image_must_not_be_gets_no_name(tiny: Tiny) -> None:
     assert (code, line) == (1, "kdtree: no such label. Fix: it")
 
 
+def test_the_same_image_again_keeps_its_name(tiny: Tiny, tmp_path: Path) -> None:
+    """As where the limits were lowered, or the layers cannot be read just now."""
+    archive = f"--archive={tmp_path / 'image.tar'}"
+    assert tiny.start(archive).wait(60) == 0
+    with tiny.untouched():
+        assert tiny.fails(archive, KDTREE_TINY_REFUSED="too much. Fix: it") == (1, "kdtree: too much. Fix: it")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_build(tiny: Tiny, registry: FaultyRegistry, number: signal.Signals) -> None:
     registry.fault = "stalled"
