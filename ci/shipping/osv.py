@@ -17,6 +17,7 @@ SEVERITIES = ("negligible", "low", "medium", "high", "critical")
 _WORDS = {"moderate": "medium"}
 _DISTRIBUTIONS = {"debian": "Debian:{}", "ubuntu": "Ubuntu:{}:LTS"}
 _TIMEOUT = 30.0
+_PAGES = 100  # of advisories for one package: more is a database that never ends
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def query(purl: str) -> dict[str, Any] | None:
 def findings(database: str, asked: dict[str, Any]) -> Iterator[Finding]:
     """All advisories for a query. Raises ShippingError with EXIT_SKIPPED where the database cannot be had."""
     page: dict[str, Any] = {}
-    while True:
+    for _ in range(_PAGES):
         answer = _post(f"{database}/v1/query", asked | page)
         for found in answer.get("vulns", []):
             names = frozenset([found["id"], *found.get("aliases", []), *found.get("upstream", [])])
@@ -66,6 +67,7 @@ def findings(database: str, asked: dict[str, Any]) -> Iterator[Finding]:
         if not (token := answer.get("next_page_token")):
             return
         page = {"page_token": token}
+    raise ShippingError(f"not scanned: {database} does not end: {asked}. Fix: the database", EXIT_SKIPPED)
 
 
 def _severity(found: dict[str, Any]) -> str:
@@ -82,8 +84,10 @@ def _post(url: str, asked: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
     try:
         with opener.open(request, timeout=_TIMEOUT) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            found = json.load(answer)
+            if isinstance(found, dict):
+                return found
+            why = "its answer is no JSON object"
     except urllib.error.HTTPError as error:
         if error.code < 500:
             said = f"{url} refuses the question with HTTP {error.code}: {asked}"

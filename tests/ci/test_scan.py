@@ -207,6 +207,41 @@ def test_an_answer_that_ends_early_is_no_clean_scan() -> None:
     assert skipped.value.code == EXIT_SKIPPED
 
 
+@pytest.mark.parametrize(
+    ("body", "words"), [(b"[]", "no JSON object"), (b'{"next_page_token": "again"}', "does not end")]
+)
+def test_an_answer_that_is_none_is_no_clean_scan(body: bytes, words: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with served(Handler) as url, pytest.raises(ShippingError, match=words) as skipped:
+        list(osv.findings(url, {}))
+    assert skipped.value.code == EXIT_SKIPPED
+
+
+def test_a_database_that_breaks_after_a_finding_is_a_finding(database: Database) -> None:
+    answer = database.answer
+
+    def once(query: dict[str, Any]) -> dict[str, Any]:
+        database.status = 503
+        return answer(query)
+
+    database.answer = once  # type: ignore[method-assign]
+    database.advisories["PyPI", "nvidia-ml-py", "13.615.71"] = [advisory("GHSA-1", "LOW")]
+    with pytest.raises(
+        ShippingError, match=r"^vulnerabilities in what the image adds: 1; the rest not scanned"
+    ) as failed:
+        run(database)
+    assert failed.value.code == 1
+
+
 def test_what_osv_has_no_ecosystem_for_is_not_asked() -> None:
     assert osv.query("pkg:generic/something@1") is None
     assert osv.query("pkg:deb/debian/tini@0.19.0-1?arch=amd64") is None  # of no release
