@@ -46,7 +46,7 @@ class Archive:
             self.config_digest: str = self.manifest["config"]["digest"]
             self.config = self.document(self.config_digest)
             self.layers = self._layers()
-        except (OSError, tarfile.TarError, ValueError, KeyError) as error:
+        except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = f"{path}: {error or type(error).__name__}"
             raise ArchiveError(f"no OCI archive of one image: {said}. Fix: --output type=oci,dest=FILE") from error
 

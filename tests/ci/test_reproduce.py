@@ -84,7 +84,10 @@ def test_a_difference_is_told_where_it_is(tmp_path: Path, other: Image, told: li
     assert "z1" not in said, "what is the same is not told"
 
 
-@pytest.mark.parametrize("content", [b"no tar", tar(()), tar((File("index.json", b"{}"),)), None])
+INDEXES = [tar((File("index.json", content),)) for content in (b"{}", b"[]", b'{"manifests": [5]}')]
+
+
+@pytest.mark.parametrize("content", [b"no tar", tar(()), *INDEXES, None])
 def test_what_is_no_archive_of_an_image_is_said(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "b.tar").write_bytes(content)
