@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import standin
+
 ROOT = Path(__file__).parents[2]
 DIFF = """\
 SGLang: nightly-2, after nightly-1
@@ -137,18 +139,11 @@ def test_without_a_diff_there_is_nothing_to_propose(checkout: Path) -> None:
 
 @pytest.mark.docker
 def test_the_bare_debian_is_root_in_this_checkout_and_may_mount() -> None:
-    found = subprocess.run(
-        ["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}", "kdtree-standin/debian"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    if not found:
-        pytest.skip("no stand-in Debian yet (ci/standin.py)")
+    """Built where it is not there yet: on a new machine it never is, so early in the tests."""
     tried = "id -u; pwd; echo $CI $GIT_CONFIG_VALUE_0; . /etc/os-release; echo $ID $VERSION_ID; mount -t tmpfs x /mnt"
     done = subprocess.run(
         [ROOT / "ci" / "in-debian", "sh", "-c", tried],
-        env=os.environ | {"KDTREE_DEBIAN": found[0], "CI": "true"},
+        env=os.environ | {"KDTREE_DEBIAN": standin.debian(), "CI": "true"},
         capture_output=True,
         text=True,
     )
