@@ -95,6 +95,16 @@ def test_an_upload_is_sent_to_no_file(tmp_path: Path) -> None:
         client(address).upload(digest_of(b""), 0, blob)
 
 
+def test_a_blob_that_lies_elsewhere_is_not_fetched_to_see_whether_it_is_there() -> None:
+    def answer(address: str, path: str) -> Answer:
+        if path.startswith("/v2"):
+            return 307, {"Location": f"http://{address}/storage"}, b""
+        return 200, {"Content-Length": str(1 << 40), "Connection": "close"}, b""  # of which a GET would have to be read
+
+    with registry(answer) as address:
+        assert client(address).has_blob(digest_of(b""))
+
+
 def test_tags_without_an_end() -> None:
     def answer(_: str, path: str) -> Answer:
         number = int(path.partition("last=")[2] or 0)
