@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -66,11 +69,25 @@ def make(chosen: argparse.Namespace) -> dict[str, object]:
     )
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """One build of a checkout at a time: its report is of one image. A killed one's lock goes with it."""
+    REPORT.parent.mkdir(exist_ok=True)
+    with REPORT.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("image: another ci/image of this checkout builds; waiting", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> int:
     chosen = options()
     interruption.listen()
     try:
-        found = make(chosen)
+        with alone():
+            found = make(chosen)
     except ImageError as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return error.code

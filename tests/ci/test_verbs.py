@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -74,3 +75,16 @@ def test_a_machine_without_docker_cannot_build_the_image(
     monkeypatch.setattr("shutil.which", lambda *_: None)
     assert cli.main() == 69
     assert capsys.readouterr().err.startswith("kdtree: no docker with buildx on PATH. Fix: ")
+
+
+def test_a_second_build_of_an_image_waits_for_the_first() -> None:
+    lock = ROOT / "build" / "image.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen([ROOT / "ci" / "image", "--stand-in"], stderr=subprocess.PIPE, text=True) as second:
+            assert second.stderr is not None
+            assert second.stderr.readline() == "image: another ci/image of this checkout builds; waiting\n"
+            second.terminate()
+            assert second.wait(20) == 128 + signal.SIGTERM
+            assert "Fix: run it again" in second.stderr.read()
