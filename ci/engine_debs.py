@@ -6,6 +6,7 @@ pins and installed packages stay as they are; `dpkg -x` unpacks. Needs no root.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -67,10 +68,25 @@ class Debs:
 
     def unpack(self, wanted: dict[str, str]) -> Path:
         """Makes sure that every package of {name: suite} is unpacked; returns the folder to find them in."""
-        stamp = self.folder / "unpacked"
         key = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
-        if stamp.exists() and stamp.read_text() == key:
-            return self.root
+        if not self._holds(key):
+            codename()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two commands of a checkout may want them at once
+                if not self._holds(key):
+                    self._fetch(wanted)
+                    self._stamp.write_text(key)
+        return self.root
+
+    @property
+    def _stamp(self) -> Path:
+        return self.folder / "unpacked"
+
+    def _holds(self, key: str) -> bool:
+        return self._stamp.exists() and self._stamp.read_text() == key
+
+    def _fetch(self, wanted: dict[str, str]) -> None:
         config = self._configure(sorted(set(wanted.values())))
         shutil.rmtree(self.archives, ignore_errors=True)
         self.archives.mkdir(parents=True)
@@ -84,8 +100,6 @@ class Debs:
         for name in wanted:
             (package,) = self.archives.glob(f"{name}_*.deb")
             subprocess.run(["dpkg", "-x", str(package), str(self.root)], check=True)
-        stamp.write_text(key)
-        return self.root
 
     def _configure(self, suites: list[str]) -> Path:
         """Writes an apt configuration that sees the given suites of the machine's mirror and nothing else."""
