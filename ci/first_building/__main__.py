@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from command_line import Parser
 from pinning import lockfile
 
 from . import journal, report, stand_in
@@ -45,14 +46,8 @@ class Interrupted(BaseException):
         self.code = 128 + number
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kdtree: bad arguments: {message}. Fix: see ci/first-build --help", file=sys.stderr)
-        sys.exit(USAGE)
-
-
 def options() -> argparse.Namespace:
-    parser = Parser(prog="ci/first-build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="ci/first-build", description=__doc__)
     parser.add_argument("--until", default="", choices=["", *(step.name for step in steps(stand_in=True))])
     parser.add_argument("--anew", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "build")

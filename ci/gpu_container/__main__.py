@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from command_line import Parser
 from pinning import lockfile
 
 from . import pack, packs
-from .errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE, ContainerError, Unavailable
+from .errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE, ContainerError, Unavailable
 
 ROOT = pack.ROOT
 WORK = Path("/var/tmp/kdtree-container")
@@ -28,14 +28,8 @@ Exit codes: 0 as it should be, 1 not so (the last lines say what), 64 bad usage,
 130 interrupted."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kdtree: bad usage of ci/gpu-container: {message}. Fix: see ci/gpu-container --help", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-
-
 def parser() -> argparse.ArgumentParser:
-    parsed = _Parser(prog="ci/gpu-container", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parsed = Parser(prog="ci/gpu-container", description=ABOUT)
     verbs = parsed.add_subparsers(dest="verb", required=True, metavar="pack | engine | run")
     packing = verbs.add_parser("pack")
     archs = lockfile.get(lockfile.load(), "cuda.architectures")

@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from command_line import Parser
 from imaging.errors import ImageError
 from oci import names
 from oci.errors import RegistryError
@@ -39,18 +40,12 @@ OF_AN_IMAGE = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kdtree: bad usage of ci/gpu-job: {message}. Fix: see ci/gpu-job --help", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-
-
 class Ended(BaseException):
     """A signal has come."""
 
 
 def arguments() -> argparse.Namespace:
-    parser = Parser(prog="ci/gpu-job", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="ci/gpu-job", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("clean").add_argument("--keep", default="")
     verbs.add_parser("compare")

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import standin
+from command_line import Parser
 from pinning import lockfile
 from standin import ROOT
 
 from . import contents, interruption, recipe
 from .build import build
-from .errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ImageError
+from .errors import EXIT_FAILED, EXIT_UNAVAILABLE, ImageError
 from .naming import build_and_name
 
 REPORT = ROOT / "build" / "image.json"
@@ -38,14 +38,8 @@ Exit codes: 0, 1 no image, 64 bad usage, 69 this machine cannot build it, 128 an
 """
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kdtree: bad usage of ci/image: {message}. Fix: see ci/image --help", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-
-
 def options() -> argparse.Namespace:
-    parser = Parser(prog="ci/image", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="ci/image", description=ABOUT)
     parser.add_argument("--stand-in", action="store_true")
     parser.add_argument("--tag", default="kdtree:local")
     pinned_archs = lockfile.get(lockfile.load(), "cuda.architectures")

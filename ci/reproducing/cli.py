@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import standin
+from command_line import Parser
 from engine_clients import environment
 from engine_debs import DebsError
 from engine_private import EngineError, PrivateEngine
 from imaging import interruption
-from imaging.errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ImageError, output
+from imaging.errors import EXIT_FAILED, EXIT_UNAVAILABLE, ImageError, output
 from pinning import lockfile
 from standin import ROOT
 
@@ -47,14 +48,8 @@ Exit codes: 0 the same, 1 they differ, 64 bad usage, 69 nothing was compared (th
 signal's number when interrupted."""
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"kdtree: bad usage of ci/reproduce: {message}. Fix: see ci/reproduce --help", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
-
-
 def options() -> argparse.Namespace:
-    parser = Parser(prog="ci/reproduce", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="ci/reproduce", description=ABOUT)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--real", dest="bases", action="store_const", const=Bases.REAL)
     what.add_argument("--stand-in", dest="bases", action="store_const", const=Bases.STAND_IN)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 from imaging import interruption
 from imaging.errors import ImageError
@@ -17,17 +15,6 @@ EXIT_FAILED = 1
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNWRITABLE = 64, 69, 73
 EXIT_SKIPPED = 77
 """Nothing was asked, and the line says why: the database cannot be had."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A command's arguments, described by its module; a bad one is one line, and its exit code."""
-
-    def __init__(self, command: str, about: str | None) -> None:
-        super().__init__(prog=command, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def error(self, message: str) -> NoReturn:
-        print(f"kdtree: bad usage of {self.prog}: {message}. Fix: see {self.prog} --help", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
 
 
 class ShippingError(RuntimeError):

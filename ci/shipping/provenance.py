@@ -14,13 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser
 from imaging.build import buildx
 from imaging.errors import output
 from pinning import lockfile
 
 from . import built, files
 from .built import Built
-from .errors import Parser, in_one_line
+from .errors import in_one_line
 
 BUILD_TYPE = "urn:kdtree:ci-image:1"
 """docs/supply-chain/what-ships.md says what its parameters mean."""
@@ -29,7 +30,7 @@ _LABEL = "org.opencontainers.image."
 
 
 def main() -> int:
-    parser = Parser("ci/provenance", __doc__)
+    parser = Parser(prog="ci/provenance", description=__doc__)
     parser.add_argument("image")
     parser.add_argument("--output", type=Path, default=files.PROVENANCE)
     options = parser.parse_args()

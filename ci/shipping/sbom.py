@@ -12,14 +12,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from command_line import Parser
 from pinning import lockfile
 
 from . import built, files, spdx, syft
-from .errors import Parser, in_one_line
+from .errors import in_one_line
 
 
 def main() -> int:
-    parser = Parser("ci/sbom", __doc__)
+    parser = Parser(prog="ci/sbom", description=__doc__)
     parser.add_argument("image")
     parser.add_argument("--output", type=Path, default=files.SBOM)
     options = parser.parse_args()

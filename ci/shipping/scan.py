@@ -16,14 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser
+
 from . import files, osv, spdx
-from .errors import EXIT_FAILED, EXIT_USAGE, Parser, ShippingError, in_one_line
+from .errors import EXIT_FAILED, EXIT_USAGE, ShippingError, in_one_line
 
 _IGNORED = {"id": str, "package": str, "until": datetime.date, "reason": str}
 
 
 def main() -> int:
-    parser = Parser("ci/scan", __doc__)
+    parser = Parser(prog="ci/scan", description=__doc__)
     parser.add_argument("--sbom", type=Path, default=files.SBOM)
     parser.add_argument("--database", help="another address of OSV's API than ci/shipping.toml's")
     options = parser.parse_args()

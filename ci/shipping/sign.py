@@ -14,15 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser
 from oci import names
 from oci.client import Client
 
 from . import cosign, files, spdx
-from .errors import Parser, ShippingError, in_one_line
+from .errors import ShippingError, in_one_line
 
 
 def main() -> int:
-    parser = Parser("ci/sign", __doc__)
+    parser = Parser(prog="ci/sign", description=__doc__)
     parser.add_argument("image")
     parser.add_argument("--key", type=Path)
     parser.add_argument("--sbom", type=Path, default=files.SBOM)

@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser
 from oci import names
 from oci.client import Client, document
 
 from . import cosign, sign, spdx
-from .errors import EXIT_USAGE, Parser, ShippingError, in_one_line
+from .errors import EXIT_USAGE, ShippingError, in_one_line
 
 WORKFLOW = "image.yml"
 """Whose signatures count, of a repository's workflows."""
@@ -32,7 +33,7 @@ _FIX = "do not run it"
 
 
 def main() -> int:
-    parser = Parser("ci/verify", __doc__)
+    parser = Parser(prog="ci/verify", description=__doc__)
     parser.add_argument("image")
     trusted = parser.add_mutually_exclusive_group(required=True)
     trusted.add_argument("--source")

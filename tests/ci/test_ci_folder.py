@@ -24,7 +24,17 @@ def test_each_entry_of_the_folder_is_explained_once() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        *("additions", "bench-peers", "demo/run", "first-build", "gpu-bundle", "gpu-job", "hosted-runner", "image"),
+        *(
+            "additions",
+            "bench-peers",
+            "demo/run",
+            "engine",
+            "first-build",
+            "gpu-bundle",
+            "gpu-job",
+            "hosted-runner",
+            "image",
+        ),
         *("kernel", "lint-workflows", "mirror", "pins", "promote", "provenance", "pull-request", "push", "reproduce"),
         *("runner-setup", "sbom", "scan", "sign", "system-packages", "verify", "wheelhouse"),
     ],

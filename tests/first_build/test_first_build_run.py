@@ -190,6 +190,6 @@ def test_a_bad_argument_is_one_line(arguments: list[str], tmp_path: Path) -> Non
     done = run(f"--out={tmp_path / 'out'}", *arguments)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 64
-    assert line.startswith("kdtree: bad arguments: ")
+    assert line.startswith("kdtree: bad usage of ci/first-build: ")
     assert "Fix: see ci/first-build --help" in line
     assert not (tmp_path / "out").exists()

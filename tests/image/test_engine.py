@@ -49,7 +49,7 @@ def checkout(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         folder = tmp_path / name
         (folder / "ci").mkdir(parents=True)
         (folder / "build" / "engine").mkdir(parents=True)
-        for file in (*(ROOT / "ci").glob("engine*"), *(ROOT / "ci").glob("pins*")):
+        for file in (path for name in ("command_line.py", "engine*", "pins*") for path in (ROOT / "ci").glob(name)):
             if file.is_file():
                 shutil.copy(file, folder / "ci")
         shutil.copytree(ROOT / "ci" / "pinning", folder / "ci" / "pinning")
