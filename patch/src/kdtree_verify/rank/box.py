@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 
+import numpy as np
 import torch
 
 from ..native import abi
@@ -46,8 +47,9 @@ class Box:
 
             self._host, self._mapped = gpu.mapped_host_memory(device.index, size)
         else:
-            self._memory = torch.zeros(size, dtype=torch.uint8)  # lies where nobody has touched it until a call does
-            self._host = self._mapped = self._memory.data_ptr()
+            # Pages that exist once they are touched: torch.zeros would touch them all.
+            self._memory = np.zeros(size, dtype=np.uint8)
+            self._host = self._mapped = self._memory.ctypes.data
         self._state = torch.zeros(state, dtype=torch.uint8, device=device)
         self._header = abi.BoxHeader.from_address(self._host)
         self._told = False
