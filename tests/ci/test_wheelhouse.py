@@ -117,7 +117,7 @@ def test_a_set_installs_into_a_folder(index: Path, lock: dict[str, str], tmp_pat
     assert not (folder / "stale").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--into", "only-a-folder"]])
+@pytest.mark.parametrize("arguments", [[], ["--no-such"], ["--into", "only-a-folder"]])
 def test_usage(arguments: list[str]) -> None:
     assert wheelhouse.main(arguments) == 64
 
