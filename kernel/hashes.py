@@ -4,7 +4,8 @@
   hashes.py sources            the table is of these sources: fails, and says how to renew it, where it is not
   hashes.py check FOLDER       the libraries in FOLDER, with what kernel/build.sh noted beside them: fails where one
                                differs from the table's, for the same sources and a toolchain that the table knows
-  hashes.py record FOLDER [OF] writes them into the table, as the row called OF, else by this system's name
+  hashes.py record FOLDER [OF] writes them into the table, as the one row of their toolchain; its name is OF, else the
+                               one that it has, else this system's
 
 A cubin depends on nvcc alone, a library on its host compiler, linker and C library, too: each has its own key.
 check and record need cuobjdump on PATH. Exit codes: 0, 1 something differs, 64 bad usage, 69 something is missing.
@@ -151,8 +152,8 @@ def check_sources() -> int:
     return 1 if others else 0
 
 
-def record(folder: Path, name: str) -> int:
-    """Renews the row called `name`. What other rows say of a library whose sources have changed becomes unknown."""
+def record(folder: Path, name: str | None = None) -> int:
+    """Renews a toolchain's row. What other rows say of a library whose sources have changed becomes unknown."""
     table = load()
     for other in of_other_sources(table):
         table["sources"][other] = source_hash(other)
@@ -163,11 +164,11 @@ def record(folder: Path, name: str) -> int:
     host, cuda = (read(folder, library) for library in LIBRARIES)
     if cuda.cubins:
         table["cubins"][cuda.nvcc] = cuda.cubins
-    row = {"of": name, "tools": sorted(host.tools | cuda.tools), "host": host.sha256, "cuda": cuda.sha256}
-    for same in table["toolchain"]:
-        if same["tools"] == row["tools"]:  # by another name: of two that differ the check would take either
-            same |= {library: row[library] for library in LIBRARIES}
-    table["toolchain"] = [other for other in table["toolchain"] if other["of"] != name] + [row]
+    tools = sorted(host.tools | cuda.tools)
+    known = (row["of"] for row in table["toolchain"] if row["tools"] == tools)
+    name = name or next(known, None) or platform.freedesktop_os_release()["PRETTY_NAME"]
+    others = [row for row in table["toolchain"] if row["of"] != name and row["tools"] != tools]
+    table["toolchain"] = [*others, {"of": name, "tools": tools, "host": host.sha256, "cuda": cuda.sha256}]
     partial = TABLE.with_suffix(".part")
     partial.write_text(written(table), encoding="utf-8")
     partial.replace(TABLE)
@@ -195,10 +196,8 @@ def main(arguments: list[str]) -> int:
                 return check_sources()
             case ["check", folder]:
                 return check(Path(folder))
-            case ["record", folder]:
-                return record(Path(folder), platform.freedesktop_os_release()["PRETTY_NAME"])
-            case ["record", folder, name]:
-                return record(Path(folder), name)
+            case ["record", folder, *name] if len(name) < 2:
+                return record(Path(folder), *name)
     except HashesError as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return 69

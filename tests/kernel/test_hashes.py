@@ -87,6 +87,10 @@ def test_what_is_recorded_is_the_same(kernel: Kernel) -> None:
     done = kernel.check()
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("as recorded") == 3
+    before = kernel.table.read_text()
+    assert kernel.run("record", kernel.lib).returncode == 0
+    assert kernel.table.read_text() == before, "the toolchain has its row and keeps its name"
+    kernel.compiled("cuda", "first second", ld="2")
     assert kernel.run("record", kernel.lib).returncode == 0
     assert len(tomllib.loads(kernel.table.read_text())["toolchain"]) == 3, "this system has a row of its own"
 
@@ -146,13 +150,18 @@ def test_a_record_of_changed_sources_makes_the_other_rows_unknown(kernel: Kernel
     assert done.stdout.count("unknown for ") == 2, "the library, and the cubins of the other nvcc"
 
 
-def test_a_toolchain_that_has_two_names_is_one(kernel: Kernel) -> None:
+def test_a_toolchain_has_one_row_whatever_its_name(kernel: Kernel) -> None:
     kernel.run("record", kernel.lib, "there")
+    assert [row["of"] for row in tomllib.loads(kernel.table.read_text())["toolchain"]] == ["elsewhere", "there"]
+
+
+def test_of_two_rows_with_the_host_s_tools_the_one_that_knows_counts(kernel: Kernel) -> None:
     (kernel.sources / "host" / "x.cpp").write_text("// other\n")
     kernel.compiled("host", "compiled anew")
+    kernel.compiled("cuda", "first second", nvcc="2")
     assert kernel.run("record", kernel.lib, "there").returncode == 0
-    assert kernel.row("here")["host"] == kernel.row("there")["host"] == hashlib.sha256(b"compiled anew").hexdigest()
-    kernel.table.write_text(kernel.table.read_text().replace(kernel.row("here")["host"], "unknown", 1))
+    assert kernel.row("here")["host"] == "unknown"
+    assert kernel.row("there")["host"] == hashlib.sha256(b"compiled anew").hexdigest()
     assert kernel.check().stdout.count("as recorded") == 3, "the row that knows"
     kernel.compiled("host", "other")
     assert kernel.check().returncode == 1
@@ -175,6 +184,7 @@ def test_what_is_missing_ends_in_a_line(kernel: Kernel, fault: str) -> None:
     assert "Fix: " in line
 
 
-def test_bad_usage_is_refused(kernel: Kernel) -> None:
-    done = kernel.run("check")
+@pytest.mark.parametrize("arguments", [["check"], ["record"], ["record", "lib", "a", "b"]])
+def test_bad_usage_is_refused(kernel: Kernel, arguments: list[str]) -> None:
+    done = kernel.run(*arguments)
     assert (done.returncode, done.stdout) == (64, "")
