@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from command_line import Parser
+from imaging import interruption
 from imaging.errors import ImageError
 from oci import names
 from oci.errors import RegistryError
@@ -38,10 +37,6 @@ OF_AN_IMAGE = {
     "bench": steps.bench,
     "smoke": smoke.smoke,
 }
-
-
-class Ended(BaseException):
-    """A signal has come."""
 
 
 def arguments() -> argparse.Namespace:
@@ -80,32 +75,23 @@ def do(asked: argparse.Namespace) -> None:
         OF_AN_IMAGE[asked.verb](asked.image, device())
 
 
-def end(number: int, _frame: object) -> NoReturn:
-    raise Ended(number)
-
-
 def main() -> int:
     asked = arguments()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+    interruption.listen()
     try:
         do(asked)
-    except (JobError, RegistryError) as error:
+    except (JobError, RegistryError, ImageError) as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return error.code
     except OSError as error:
         print(f"kdtree: {asked.verb}: {error}. Fix: room and rights there", file=sys.stderr)
         return EXIT_FAILED
-    except ImageError as error:
-        print(f"kdtree: {error}", file=sys.stderr)
-        return EXIT_FAILED
     except PinsError as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
-    except Ended as ended:
-        number = signal.Signals(ended.args[0])
-        print(f"kdtree: {asked.verb} was ended by {number.name}: nothing of it runs any more", file=sys.stderr)
-        return 128 + number
+    except interruption.Interrupted as ended:
+        print(f"kdtree: {asked.verb} was ended by {ended.name}: nothing of it runs any more", file=sys.stderr)
+        return ended.code
     return 0
 
 

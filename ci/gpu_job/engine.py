@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
@@ -52,23 +49,16 @@ def output(*words: str) -> str:
 
 
 def run_in(name: str, image: str, *command: str, options: tuple[str, ...] = ()) -> int:
-    """Runs a container to its end, its output on stderr; returns its exit code. It does not outlive us."""
+    """Runs a container to its end, its output on stderr; returns its exit code.
+
+    It does not outlive us: a cancelled job is sent SIGINT, SIGTERM seconds later, and is then killed.
+    """
     container = f"kdtree-job-{name}"
     words = ["docker", "run", "--rm", f"--name={container}", f"--label={LABEL}={name}", *options, image, *command]
-    with removed_at_the_end(container):
-        return subprocess.run(words, stdout=sys.stderr, check=False, start_new_session=True).returncode
-
-
-@contextmanager
-def removed_at_the_end(container: str) -> Iterator[None]:
-    """A cancelled job is sent SIGINT, SIGTERM seconds later, and is then killed: what it started goes first."""
     try:
-        yield
+        return subprocess.run(words, stdout=sys.stderr, check=False, start_new_session=True).returncode
     except BaseException:
-        before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]
         subprocess.run(["docker", "rm", "--force", "--volumes", container], capture_output=True, check=False)
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-            signal.signal(number, handler)
         raise
 
 
