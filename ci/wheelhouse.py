@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fills build/wheelhouse with locked wheels.
 
-  wheelhouse.py SET...               download what is missing of these sets
-  wheelhouse.py --into FOLDER SET    that, then install the set into a new folder, by hash and without an index
+  ci/wheelhouse SET...               download what is missing of these sets
+  ci/wheelhouse --into FOLDER SET    that, then install the set into a new folder, by hash and without an index
 
 Every file is checked against pins.toml; what is there already is not asked for again, and what came before a
 broken download stays. The index is whatever pip is configured with; KDTREE_TORCH_INDEX adds one, for torch's
@@ -77,15 +77,21 @@ def fill(set_names: list[str]) -> None:
                     raise PinsError(f"no wheel for {wheel.requirement}: {reason}. Fix: {_fix(wheel)}")
 
 
-def lacking(wanted: list[Wheel]) -> list[Wheel]:
-    """The wheels with no file of a pinned hash; a file of another hash under the same version is removed."""
-    present: dict[tuple[str, str], Path] = {}
+def present() -> dict[tuple[str, str], Path]:
+    """The wheelhouse's files by their projects' normalized names and versions."""
+    found = {}
     for path in WHEELHOUSE.glob("*.whl"):
         name, version = path.name.split("-")[:2]
-        present[lockfile.normalize(name), version] = path
+        found[lockfile.normalize(name), version] = path
+    return found
+
+
+def lacking(wanted: list[Wheel]) -> list[Wheel]:
+    """The wheels with no file of a pinned hash; a file of another hash under the same version is removed."""
+    files = present()
     missing = []
     for wheel in wanted:
-        file = present.get((wheel.normalized, wheel.version))
+        file = files.get((wheel.normalized, wheel.version))
         if file and _sha256(file) in wheel.sha256:
             continue
         if file:

@@ -11,7 +11,6 @@ from pathlib import Path
 import wheelhouse
 from first_building.host import UNPACKED
 from imaging.build import buildx
-from imaging.errors import ImageError
 from oci import names
 from oci.client import Client
 from pinning import lockfile
@@ -66,6 +65,7 @@ def with_tests(image: str) -> str:
 
     Raises:
         JobError: The image is not here, or the stage cannot be built.
+        ImageError: No buildx.
     """
     digest = names.by_digest(image)[1]
     if not has(image):
@@ -74,7 +74,7 @@ def with_tests(image: str) -> str:
     test_image = f"{TEST_NAME}:{digest.removeprefix('sha256:')[:12]}-{revision.stdout.strip() or 'unknown'}"
     with tempfile.TemporaryDirectory(prefix="kdtree-checkout-") as folder:
         carry(Path(folder))
-        command = [*_buildx(), "build", "--progress=plain", "--provenance=false", "--load", "--network=none"]
+        command = [*buildx(), "build", "--progress=plain", "--provenance=false", "--load", "--network=none"]
         # Of the bases BuildKit would ask the registry, though nothing is built on them now; by then they may be pruned.
         replaced = ("runtime", *(lockfile.get(lockfile.load(), f"images.{key}") for key in BUILT_ON))
         command += [f"--build-context={name}=docker-image://{image}" for name in replaced]
@@ -83,13 +83,6 @@ def with_tests(image: str) -> str:
         if subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode != 0:
             raise JobError(f"the test stage on {image} was not built: the lines above say why. Fix: that")
     return test_image
-
-
-def _buildx() -> list[str]:
-    try:
-        return buildx()
-    except ImageError as error:
-        raise JobError(str(error), EXIT_UNAVAILABLE) from error
 
 
 def carry(folder: Path) -> None:
@@ -104,7 +97,6 @@ def carry(folder: Path) -> None:
     wheels.mkdir()
     wanted = lockfile.wheels(lockfile.load(), WHEELS)
     (wheels / "requirements.txt").write_text("".join(f"{wheel.pip_line}\n" for wheel in wanted))
-    for path in wheelhouse.WHEELHOUSE.glob("*.whl"):
-        project, version = path.name.split("-")[:2]
-        if (lockfile.normalize(project), version) in {(wheel.normalized, wheel.version) for wheel in wanted}:
-            shutil.copy2(path, wheels)
+    files = wheelhouse.present()
+    for wheel in wanted:
+        shutil.copy2(files[wheel.normalized, wheel.version], wheels)

@@ -26,18 +26,15 @@ def doctor(image: str, device: Device) -> None:
 def gpu_test(image: str, device: Device) -> None:
     """`make gpu-test`'s command inside the image, as its own user; on a CPU its tests say why they are skipped."""
     tests = with_tests(image)
-    if device is Device.CPU:
-        command: tuple[str, ...] = ("ci/gpu-test", "-q")
-    else:
-        command = ("ci/gpu-test",)
-    if code := run_in("gpu-test", tests, *command, options=(_ALONE, *device.options)):
+    quiet = ("-q",) if device is Device.CPU else ()  # with an argument it is pytest alone
+    if code := run_in("gpu-test", tests, "ci/gpu-test", *quiet, options=(_ALONE, *device.options)):
         raise JobError(f"make gpu-test fails in {image}: exit code {code}. Fix: what its last lines say")
 
 
-def bench(image: str, device: Device) -> Path | None:
-    """`make bench`'s command inside the image; returns its results, None on a CPU, where the cells are listed."""
-    tests, results = with_tests(image), OUT / "bench.json"
-    results.unlink(missing_ok=True)
+def bench(image: str, device: Device) -> None:
+    """`make bench`'s command inside the image: build/gpu-job/bench.json. On a CPU the cells are listed."""
+    tests = with_tests(image)
+    (OUT / "bench.json").unlink(missing_ok=True)
     label = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
     revision = output("image", "inspect", f"--format={label}", image)
     command = ["ci/bench", "table", "--results=/out/bench.json", f"--commit={revision}"]
@@ -46,7 +43,6 @@ def bench(image: str, device: Device) -> Path | None:
     mount = f"--volume={writable(OUT)}:/out"
     if code := run_in("bench", tests, *command, options=(_ALONE, mount, *device.options)):
         raise JobError(f"make bench fails in {image}: exit code {code}. Fix: what its last lines say")
-    return None if device is Device.CPU else results
 
 
 def compare(device: Device) -> None:
