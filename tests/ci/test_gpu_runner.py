@@ -138,9 +138,42 @@ def test_setup_refuses_a_name_that_is_none() -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (64, 1)
 
 
-def test_a_token_that_was_half_kept_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The program's names."""
     monkeypatch.syspath_prepend(ROOT / "ci")
-    setup = runpy.run_path(str(ROOT / "ci" / "runner-setup"))
+    return runpy.run_path(str(ROOT / "ci" / "runner-setup"))
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "good"),
+    [
+        ("580.65.06", "12.0", [True, True]),
+        ("595.1", "12.0\n12.0", [True, True]),
+        ("570.211.01", "12.0", [False, True]),
+        ("580.65.06", "12.0\n9.0", [True, False]),
+        ("", "", [False, False]),
+    ],
+)
+def test_the_driver_and_the_cards_are_looked_at_before_all_else(
+    setup: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+    capability: str,
+    good: list[bool],
+) -> None:
+    (tmp_path / "driver_version").write_text(driver)
+    (tmp_path / "compute_cap").write_text(capability)
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\nexec cat "{tmp_path}/${{1#--query-gpu=}}"\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert [step.done() for step in setup["steps"]("a/b")[:2]] == good
+
+
+def test_a_token_that_was_half_kept_is_asked_for_again(
+    setup: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(setup["has_token"].__globals__, "ETC", tmp_path)
     found = []
     for content in (None, "", "secret"):
