@@ -37,11 +37,10 @@ def ours(capture: Capture, library: Library, device: torch.device) -> list[Repea
     """The call by every variant of the library; on a GPU twice each.
 
     Raises:
-        LibraryError: The library has no machine code for the device, refuses the call, or breaks off.
+        LibraryError: The library refuses the device or the call, or breaks off.
         WorkspaceError: The device has too little memory left.
     """
     ordinal = device.index or 0 if device.type == "cuda" else -1
-    library.check(library.supports_device(ordinal), f"kdtree_supports_device({ordinal})")
     names = library.description.variants
     # One that is all there is needs no second name.
     variants = [(_AUTOMATIC, "automatic"), *enumerate(names, 1)] if len(names) > 1 else [(1, names[0])]
