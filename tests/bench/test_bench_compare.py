@@ -77,14 +77,22 @@ def test_one_slow_cell_among_many_is_told(tmp_path: Path) -> None:
 
 
 def test_a_short_call_may_jitter(tmp_path: Path) -> None:
-    def half_a_microsecond(run: dict[str, Any]) -> None:
-        row = min(run["rows"], key=lambda row: row["times"]["kdtree"]["us"])
-        row["times"]["kdtree"]["us"] = 5.6
-        (record,) = [row for row in run["rows"] if row["times"]["kdtree"]["us"] == 5.6]
-        record["times"]["kdtree"]["us"] = 14.58 + 0.9
+    """By a microsecond, though that is more than a tenth of it."""
 
-    _, found = compare(results(tmp_path, half_a_microsecond), RECORDS)
+    def first(us: float) -> Change:
+        def change(run: dict[str, Any]) -> None:
+            run["rows"][0]["times"]["kdtree"]["us"] = us
+
+        return change
+
+    records = tmp_path / "records"
+    records.mkdir()
+    results(records, first(5.0), section="grid")
+    _, found = compare(results(tmp_path, first(5.9), section="grid"), records)
     assert found == []
+    _, found = compare(results(tmp_path, first(6.1), section="grid"), records)
+    assert len(found) == 1
+    assert "slower: 5.00 -> 6.10 us" in found[0]
 
 
 def test_the_first_run_on_a_card_has_no_record(tmp_path: Path) -> None:
