@@ -155,15 +155,15 @@ class Stack:
     def _compose(
         self, *arguments: str, environment: dict[str, str] | None = None, codes: tuple[int, ...] = (0,)
     ) -> str:
-        command = [*_program(), f"--project-name={PROJECT}", "--env-file=/dev/null", *self._files, *arguments]
+        command = [*compose(), f"--project-name={PROJECT}", "--env-file=/dev/null", *self._files, *arguments]
         return _output(command, self._environment | (environment or {}), codes)
 
     def _docker(self, *arguments: str) -> str:
         return _output(["docker", *arguments], self._environment)
 
 
-def _program() -> list[str]:
-    # Inside `ci/engine run` it is a program, elsewhere docker's plugin.
+def compose() -> list[str]:
+    """Compose: a program inside `ci/engine run`, docker's plugin elsewhere."""
     return ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
 
 

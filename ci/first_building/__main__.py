@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 import platform
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
 
 from command_line import Parser
+from imaging import interruption
 from pinning import lockfile
 
 from . import journal, report, stand_in
@@ -34,21 +33,13 @@ from .site import ROOT, Site, pinned
 from .step import Status, Step, walk
 from .steps import steps
 
-FAILED, USAGE, UNAVAILABLE = 1, 64, 69
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FAILED, UNAVAILABLE = 1, 69
 SHOWN = {Status.OK: "ok", Status.NOT_SO: "NOT SO", Status.UNDER_WAY: "..."}
-
-
-class Interrupted(BaseException):
-    """A signal has come."""
-
-    def __init__(self, number: int):
-        self.code = 128 + number
 
 
 def options() -> argparse.Namespace:
     parser = Parser(prog="ci/first-build", description=__doc__)
-    parser.add_argument("--until", default="", choices=["", *(step.name for step in steps(stand_in=True))])
+    parser.add_argument("--until", default="", choices=[step.name for step in steps(stand_in=True)])
     parser.add_argument("--anew", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "build")
     parser.add_argument("--stand-in", action="store_true")
@@ -118,17 +109,9 @@ def site(chosen: argparse.Namespace) -> Iterator[Site]:
         yield Site(images, chosen.out, stand_in=True)
 
 
-def interrupt(number: int, _frame: Any) -> NoReturn:
-    # A second one does not cut short what ends programs and writes the report.
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    raise Interrupted(number)
-
-
 def main() -> int:
     chosen = options()
-    for number in SIGNALS:
-        signal.signal(number, interrupt)
+    interruption.listen()
     code = 0
     try:
         chosen.out.mkdir(parents=True, exist_ok=True)
@@ -136,11 +119,11 @@ def main() -> int:
         try:
             with site(chosen) as place:
                 this.walk(place, chosen.until)
-        except Interrupted as interrupted:
+        except interruption.Interrupted as interrupted:
             print("kdtree: the first build was interrupted; call it again and it goes on", file=sys.stderr)
             code = interrupted.code
         this.write()
-    except Interrupted as interrupted:
+    except interruption.Interrupted as interrupted:
         print("kdtree: the first build was interrupted before its first step", file=sys.stderr)
         return interrupted.code
     except stand_in.Unavailable as error:

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from demo import stack
 from imaging.build import buildx as find_buildx
 from imaging.errors import ImageError
 from oci import names
@@ -78,8 +79,7 @@ def buildx(site: Site) -> Found:
 
 
 def compose(site: Site) -> Found:
-    program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-    asked = run(*program, "version", "--short")
+    asked = run(*stack.compose(), "version", "--short")
     fix = "install Compose 2.24 or newer, docker's plugin (https://docs.docker.com/compose/install/)"
     if asked.code != 0:
         raise NotSo("Compose is missing", asked.last, fix)

@@ -10,10 +10,11 @@ from oci import names
 from oci.client import Client
 from oci.errors import Missing, RegistryError
 from pinning import lockfile, upstream
+from pinning.shape import PLATFORM, UNKNOWN
 from pinning.verify import check_commit
 
 from .running import run, watch
-from .site import PLATFORM, Pinned, Site
+from .site import Pinned, Site
 from .step import Found, NotSo
 
 PRUNED = "pin a newer nightly (ci/pins update), or pull from a mirror that has it (docs/supply-chain/pins.md)"
@@ -60,7 +61,7 @@ def ask(image: Pinned) -> dict[str, Any]:
     except RegistryError as error:
         raise NotSo.of(error) from None
     manifest = found.manifest.digest
-    if image.manifest not in ("unknown", manifest):
+    if image.manifest not in (UNKNOWN, manifest):
         raise NotSo(f"{image.key}'s manifest for {PLATFORM} is not the pinned one", manifest, REPIN)
     if of_tag not in (None, image.digest):
         raise NotSo(f"{image.key}'s tag and digest are not one image", f"{image.by_tag} is {of_tag}", REPIN)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pinning import lockfile
+from pinning.shape import UNKNOWN
+from pinning.uses import BUILT_ON
 
 ROOT = Path(__file__).resolve().parents[2]
-PLATFORM = "linux/amd64"
-BASES = ("sglang", "cuda-devel")
-"""The images of ci/pins.toml that docker/Dockerfile builds on."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class Pinned:
     name: str
     tag: str
     digest: str
-    manifest: str = "unknown"
-    """The platform's own in an index; "unknown" until a registry has been asked."""
+    manifest: str = UNKNOWN
+    """The platform's own in an index; UNKNOWN until a registry has been asked."""
 
     @property
     def by_digest(self) -> str:
@@ -65,7 +64,7 @@ class Site:
         return "kdtree:stand-in" if self.stand_in else "kdtree:local"
 
     def bases(self) -> tuple[Pinned, ...]:
-        return tuple(image for image in self.images if image.key in BASES)
+        return tuple(image for image in self.images if image.key in BUILT_ON)
 
     def others(self) -> tuple[Pinned, ...]:
-        return tuple(image for image in self.images if image.key not in BASES)
+        return tuple(image for image in self.images if image.key not in BUILT_ON)

@@ -17,8 +17,9 @@ from pathlib import Path
 import registry_server
 from imaging.build import buildx
 from pinning import lockfile
+from pinning.shape import PLATFORM
 
-from .site import PLATFORM, ROOT, Pinned, pinned
+from .site import ROOT, Pinned, pinned
 
 LABEL = "ai.sglang.build.commit"
 

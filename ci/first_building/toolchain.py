@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tomllib
-from typing import Any
 
 from pinning import lockfile
 
@@ -42,19 +41,14 @@ def hashes(site: Site) -> Found:
     recorded = run("env", path, "python3", kernel.resolve() / "hashes.py", "record", kernel.resolve() / "lib", name)
     if recorded.code != 0:
         raise NotSo("the hashes cannot be recorded", recorded.last.removeprefix("kdtree: "), "what that line says")
-    table = tomllib.loads((kernel / "hashes.toml").read_text(encoding="utf-8"))
+    text = (kernel / "hashes.toml").read_text(encoding="utf-8")
     shutil.rmtree(kernel)
-    row = next(row for row in table["toolchain"] if row["of"] == name)
+    row = next(row for row in tomllib.loads(text)["toolchain"] if row["of"] == name)
+    # As hashes.py wrote them: the cubins, and the row in place of the one that reads unknown.
+    wanted = ("[cubins]", f"of = {json.dumps(name)}")
+    shown = "\n\n".join(table for table in text.split("\n\n") if any(line in table.splitlines() for line in wanted))
     built = site.data["library"]["libraries"]["cuda"]["sha256"]
     if built != row["cuda"]:
         found = f"the image's library is {built}, a second compilation gave {row['cuda']}"
-        raise NotSo("one toolchain made two libraries of one source", found, "report it", _row(table, row))
-    return Found("the image's library again, bit for bit; the row is below", _row(table, row), row)
-
-
-def _row(table: dict[str, Any], row: dict[str, Any]) -> str:
-    """For kernel/hashes.toml: the cubins' line, and the row in place of the one that reads unknown."""
-    nvcc = next((tool for tool in row["tools"] if tool.startswith("nvcc ")), "")
-    lines = ["[cubins]", f"{json.dumps(nvcc)} = {json.dumps(table['cubins'].get(nvcc))}", "", "[[toolchain]]"]
-    lines += [f"of = {json.dumps(row['of'])}", "tools = [", *(f"    {json.dumps(tool)}," for tool in row["tools"]), "]"]
-    return "\n".join([*lines, f"host = {json.dumps(row['host'])}", f"cuda = {json.dumps(row['cuda'])}"])
+        raise NotSo("one toolchain made two libraries of one source", found, "report it", shown)
+    return Found("the image's library again, bit for bit; the row is below", shown, row)

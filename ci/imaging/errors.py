@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 EXIT_FAILED = 1
-EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
 
 

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import standin
+
 from . import interruption
 from .errors import ImageError, output
 
@@ -60,7 +62,7 @@ def _built(build: Build, metadata: Path) -> str:
     told = json.loads(metadata.read_text())
     # An engine knows an image by its manifest or, with the older store, by its configuration.
     ids = [told[key] for key in ("containerimage.digest", "containerimage.config.digest") if key in told]
-    return next((found for found in ids if _exists(found)), "") or _lost("what it built")
+    return next((found for found in ids if standin.exists(found)), "") or _lost("what it built")
 
 
 def _loaded(build: Build, archive: Path) -> str:
@@ -73,11 +75,7 @@ def _loaded(build: Build, archive: Path) -> str:
         partial.unlink(missing_ok=True)
     said = output("docker", "image", "load", "--input", archive)
     loaded = re.search(r"Loaded image ID: (\S+)", said)
-    return loaded[1] if loaded and _exists(loaded[1]) else _lost(archive.name)
-
-
-def _exists(image: str) -> bool:
-    return subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False).returncode == 0
+    return loaded[1] if loaded and standin.exists(loaded[1]) else _lost(archive.name)
 
 
 def _lost(what: str) -> str:

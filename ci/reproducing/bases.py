@@ -11,8 +11,8 @@ from imaging import recipe
 from imaging.build import buildx
 from imaging.errors import ImageError
 from pinning import lockfile
+from pinning.uses import BUILT_ON
 
-PINNED = ("images.cuda-devel", "images.sglang")
 ASKING_SECONDS = 30
 
 
@@ -31,8 +31,8 @@ def at_hand() -> Bases:
     """The pinned images where all of them can be pulled from here."""
     pins, elsewhere = lockfile.load(), recipe.mirror_contexts()
     try:
-        for key in PINNED:
-            image = lockfile.get(pins, key)
+        for key in BUILT_ON:
+            image = lockfile.get(pins, f"images.{key}")
             command = [*buildx(), "imagetools", "inspect", elsewhere.get(image, image).removeprefix("docker-image://")]
             subprocess.run(command, capture_output=True, check=True, timeout=ASKING_SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):

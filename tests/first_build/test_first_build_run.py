@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from first_building import gpus
-from first_building.site import ROOT, Site
+from first_building import gpus, toolchain
+from first_building.site import ROOT, Site, pinned
+from first_building.step import NotSo
+from pinning import lockfile
 
 docker = pytest.mark.docker
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "ci")}
@@ -71,6 +75,29 @@ def test_the_kernel_is_proved_by_what_is_in_the_image(
     )
     here = Site((), site.out, stand_in=True, data={"toolkit": {"way": "runtime"}, "driver": {"gpus": [{}]}})
     assert gpus.selftest(here).summary == "passed on 1"
+
+
+def test_the_pinned_toolchain_s_row_is_shown_as_it_is_pasted(
+    program: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    """Where docker is one that compiles what ci/kernel did."""
+    lib = ROOT / "build" / "lib"
+    program(
+        "docker",
+        "for word; do case $word in --volume=*) kernel=${word#--volume=} ;; esac; done; "
+        f'mkdir "${{kernel%:*}}/lib"; cp "{lib}"/libkdtree_verify_* "${{kernel%:*}}/lib"',
+    )
+    sha256 = hashlib.sha256((lib / "libkdtree_verify_cuda.so").read_bytes()).hexdigest()
+    here = Site(pinned(), tmp_path, data={"library": {"libraries": {"cuda": {"sha256": sha256}}}})
+    found = toolchain.hashes(here)
+    shown = tomllib.loads(found.detail)
+    assert shown["toolchain"] == [found.data]
+    assert (found.data["of"], found.data["cuda"]) == (lockfile.get(lockfile.load(), "images.cuda-devel"), sha256)
+    assert shown["cubins"].keys() <= {*found.data["tools"]}
+    assert not (tmp_path / "first-build-kernel").exists()
+    here.data["library"] = {"libraries": {"cuda": {"sha256": "other"}}}
+    with pytest.raises(NotSo, match="one toolchain made two libraries of one source: the image's library is other, "):
+        toolchain.hashes(here)
 
 
 def start(*arguments: str, path: str | None = None) -> subprocess.Popen[str]:
