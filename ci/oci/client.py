@@ -187,7 +187,11 @@ class Client:
             raise RegistryError(f"{what}. Fix: see who else writes there")
 
     def has_blob(self, digest: str) -> bool:
-        return self._ask("HEAD", f"/blobs/{digest}").status == 200
+        answer = self._ask("HEAD", f"/blobs/{digest}")
+        if answer.status in (401, 403, 404):  # a repository that is not there yet is not shown to everybody
+            return False
+        self._expect(answer, 200, f"ask for {digest}")
+        return True
 
     def upload(self, digest: str, size: int, content: IO[bytes] | Blob) -> None:
         """Uploads a blob from a stream that is read once; the registry checks the digest."""
@@ -228,13 +232,20 @@ class Client:
     def _exchange(self, request: urllib.request.Request) -> _Answer:
         try:
             with self._opener.open(request, timeout=_TIMEOUT) as answer:
-                if (answer.length or 0) > _LARGEST:
-                    raise RegistryError(
-                        f"{self.repository.name}: an answer of {answer.length:,} bytes. Fix: another image"
-                    )
-                return _Answer(answer.status, answer.headers, answer.read())
+                return _Answer(answer.status, answer.headers, self._body(answer))
         except urllib.error.HTTPError as error:
-            return _Answer(error.code, error.headers, error.read())
+            with error:
+                return _Answer(error.code, error.headers, self._body(error))
+
+    def _body(self, answer: Any) -> bytes:
+        """All of an answer, of whatever status. Raises RegistryError where it is too much, told before or not."""
+        told: int | None = answer.length
+        if (told or 0) <= _LARGEST:
+            body: bytes = answer.read() if told is not None else answer.read(_LARGEST + 1)
+            if len(body) <= _LARGEST:
+                return body
+        size = f"{told:,}" if told else f"more than {_LARGEST:,}"
+        raise RegistryError(f"{self.repository.name}: an answer of {size} bytes. Fix: another image")
 
     def _safe(self, url: str) -> str:
         """An address that the registry names, and that gets credentials or an image. Raises RegistryError where it is a

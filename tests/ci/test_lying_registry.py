@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from answering_registry import Answer, registry
+from oci import client as asking
 from oci import names
 from oci import promote as promoting
 from oci.client import Client, Manifest, digest_of
 from oci.errors import RegistryError, Unreachable
 from shipping import cosign, verify
 
-Answer = tuple[int, Mapping[str, str], bytes]
 INDEX = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
-
-
-@contextmanager
-def registry(answer: Callable[[str, str], Answer]) -> Iterator[str]:
-    """Its address; it answers each request as `answer(address, path)` says, whatever the method."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, headers, body = answer(self.headers["Host"], self.path)
-            self.send_response(status)
-            for key, value in ({"Content-Length": str(len(body))} | dict(headers)).items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_HEAD = do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 def client(address: str) -> Client:
@@ -133,6 +106,23 @@ def test_an_answer_without_measure() -> None:
         pytest.raises(RegistryError, match="an answer of 1,099,511,627,776 bytes"),
     ):
         client(address).manifest(digest_of(b""))
+
+
+def test_an_answer_without_measure_that_does_not_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_LARGEST", 1000)
+    for size, words in ((1000, "answers with another image"), (1001, "an answer of more than 1,000 bytes")):
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"x" * size)
+        with (
+            registry(lambda *_, chunks=chunks: (200, {"Transfer-Encoding": "chunked"}, chunks)) as address,
+            pytest.raises(RegistryError, match=words),
+        ):
+            client(address).manifest(digest_of(b""))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_registry_that_cannot_say_whether_a_blob_is_there(status: int) -> None:
+    with registry(lambda *_: (status, {}, b"")) as address, pytest.raises(RegistryError, match=f"HTTP {status}"):
+        client(address).has_blob(digest_of(b""))
 
 
 @pytest.mark.parametrize("body", [INDEX, b"[]", b"no"])
