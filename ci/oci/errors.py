@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 64, 69, 130
+import os
+import sys
+from collections.abc import Callable
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 
 class RegistryError(RuntimeError):
@@ -14,14 +18,26 @@ class RegistryError(RuntimeError):
 class BadName(RegistryError):
     """What was given is no name of an image, repository or tag."""
 
-    code = EXIT_USAGE
+    code = os.EX_USAGE
 
 
 class Unreachable(RegistryError):
     """Nothing answered, or the connection broke: again later it may work."""
 
-    code = EXIT_UNAVAILABLE
+    code = os.EX_UNAVAILABLE
 
 
 class Missing(RegistryError):
     """The registry has no such image."""
+
+
+def in_one_line(command: Callable[[], str]) -> int:
+    """Prints what a command gives; what it cannot do is one line on stderr, and its exit code."""
+    try:
+        print(command())
+    except RegistryError as error:
+        print(f"kdtree: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .errors import BadName
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 _PATH = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+|/)[a-z0-9]+)*")
 _DOCKER_HUB = "registry-1.docker.io"
@@ -46,13 +46,13 @@ def by_digest(image: str) -> tuple[Repository, str]:
     on any other form, a tag alone among them."""
     name, at, digest = image.partition("@")
     name = re.sub(r"(?<=/)([^/:]+):[^/:]+$", r"\1", name)
-    if not at or not _DIGEST.fullmatch(digest):
+    if not at or not DIGEST.fullmatch(digest):
         raise BadName(f"no image by digest: {image!r}. Fix: NAME@sha256: and 64 hexadecimal digits")
     return repository(name), digest
 
 
 def tag(text: str) -> str:
     """The text, where it can be a tag. Raises BadName."""
-    if not _TAG.fullmatch(text) or text == "latest":
+    if not TAG.fullmatch(text) or text == "latest":
         raise BadName(f"no tag that stays what it is: {text!r}. Fix: letters, digits, . _ -, and not 'latest'")
     return text

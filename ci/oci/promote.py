@@ -8,12 +8,13 @@ give one tag at the same time one ends with an error.
 from __future__ import annotations
 
 import re
-import sys
 import time
+
+from command_line import Parser
 
 from . import names
 from .client import Client, Manifest, document
-from .errors import EXIT_INTERRUPTED, EXIT_USAGE, RegistryError
+from .errors import RegistryError, in_one_line
 
 SETTLED = 2.0
 """Seconds after which whoever asked for a tag before it was given has given theirs."""
@@ -21,21 +22,12 @@ _VERSION = "org.opencontainers.image.version"
 _REVISION = "org.opencontainers.image.revision"
 
 
-def main(argv: list[str]) -> int:
-    if argv in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    if len(argv) not in (1, 2) or argv[0].startswith("-"):
-        print(__doc__, file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        print(promote(*argv))
-    except RegistryError as error:
-        print(f"kdtree: {error}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+def main() -> int:
+    parser = Parser(prog="ci/promote", description=__doc__)
+    parser.add_argument("image")
+    parser.add_argument("tag", nargs="?")
+    options = parser.parse_args()
+    return in_one_line(lambda: promote(options.image, options.tag))
 
 
 def promote(image: str, tag: str | None = None) -> str:

@@ -13,28 +13,21 @@ import sys
 import tarfile
 from typing import IO, Any
 
+from command_line import Parser
+
 from . import names
 from .client import INDEX_TYPES, MANIFEST_TYPES, Client, Manifest, digest_of
-from .errors import EXIT_INTERRUPTED, EXIT_USAGE, RegistryError
+from .errors import RegistryError, in_one_line
 
 _SMALL = 4 << 20  # bytes: manifests and configurations are; a layer may be
 
 
-def main(argv: list[str]) -> int:
-    if argv in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    if len(argv) != 2 or argv[0].startswith("-"):
-        print(__doc__, file=sys.stderr)
-        return EXIT_USAGE
-    try:
-        print(push(argv[0], Client(names.repository(argv[1]))))
-    except RegistryError as error:
-        print(f"kdtree: {error}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+def main() -> int:
+    parser = Parser(prog="ci/push", description=__doc__)
+    parser.add_argument("image")
+    parser.add_argument("repository")
+    options = parser.parse_args()
+    return in_one_line(lambda: push(options.image, Client(names.repository(options.repository))))
 
 
 def push(image: str, client: Client) -> str:

@@ -13,22 +13,21 @@ ci/pins newer               SGLang's nightlies that are newer than the pinned on
 ci/pins update [TAG] [--no-tests]
                             tries the newest of them (or TAG) and writes the change to build/pins-update.diff
 
-Exit codes: 0, 1 not so, 64 usage, 69 a registry or index that does not answer, 78 an SGLang that is refused,
-130 interrupted.
+Exit codes: 0, 1 not so, 64 usage, 69 a registry or index that does not answer, or a file that cannot
+be read or written, 78 an SGLang that is refused, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
-from oci.errors import RegistryError
+from oci.errors import EXIT_INTERRUPTED, RegistryError
 
 from . import check, releases, relock, update, verify
 from .lockfile import ROOT, PinsError, get, load, merged
-
-EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_CONTRACT, EXIT_INTERRUPTED = 64, 69, 78, 130
 
 
 def main(argv: list[str]) -> int:
@@ -55,13 +54,13 @@ def main(argv: list[str]) -> int:
                 print(__doc__)
             case _:
                 print(__doc__, file=sys.stderr)
-                return EXIT_USAGE
+                return os.EX_USAGE
     except (PinsError, RegistryError) as error:
         print(f"kdtree: {error}", file=sys.stderr)
         return error.code
     except OSError as error:
         print(f"kdtree: cannot be written or read: {error}. Fix: room and rights there", file=sys.stderr)
-        return EXIT_UNAVAILABLE
+        return os.EX_UNAVAILABLE
     except KeyboardInterrupt:
         print("kdtree: interrupted: the lock is what it was. Fix: run it again", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -80,4 +79,4 @@ def _update(tag: str | None = None, *, tests: bool) -> int:
 def _contract(folder: Path | None = None) -> int:
     found = [releases.check(folder, str(folder))] if folder else releases.check_all()
     print("\n".join(verdict.row for verdict in found))
-    return EXIT_CONTRACT if folder and found[0].reason else 0
+    return update.Refused.code if folder and found[0].reason else 0

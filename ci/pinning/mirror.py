@@ -7,35 +7,31 @@ sent again. Log in before (docker login HOST). KDTREE_MIRROR, where it is set, i
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from command_line import Parser
 from oci import names
 from oci.client import INDEX_TYPES, Client, Manifest
-from oci.errors import RegistryError
+from oci.errors import EXIT_INTERRUPTED, RegistryError
 
 from . import lockfile, upstream
 from .lockfile import PinsError
 from .uses import BUILT_ON
 
-EXIT_USAGE, EXIT_INTERRUPTED = 64, 130
-
 
 def main(argv: list[str]) -> int:
-    if argv in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    if not argv or argv[0].startswith("-"):
-        print(__doc__, file=sys.stderr)
-        return EXIT_USAGE
+    parser = Parser(prog="ci/mirror", description=__doc__)
+    parser.add_argument("prefix")
+    parser.add_argument("keys", nargs="*", default=BUILT_ON)
+    options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    prefix, keys = argv[0].rstrip("/"), argv[1:] or BUILT_ON
+    prefix = options.prefix.rstrip("/")
     try:
         pins = lockfile.load()
-        for key in keys:
+        for key in options.keys:
             print(f"mirror: {copy(pins, key, prefix)}", file=sys.stderr, flush=True)
     except (PinsError, RegistryError) as error:
         print(f"kdtree: {error}", file=sys.stderr)
@@ -90,6 +86,6 @@ def _blobs(source: Client, target: Client, manifest: Manifest) -> None:
 
 def contexts(pins: dict[str, Any]) -> dict[str, str]:
     """Build contexts that take the bases from the mirror that KDTREE_MIRROR names; none where it names none."""
-    prefix = os.environ.get("KDTREE_MIRROR", "").rstrip("/")
+    prefix = upstream.mirror()
     pinned = [lockfile.get(pins, f"images.{key}") for key in BUILT_ON] if prefix else []
     return {image: f"docker-image://{prefix}/{image}" for image in pinned}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ PLATFORMS = ("2_34", "2_31", "2_28", "2_27", "2_24", "2_17")
 class Unresolved(PinsError):
     """There is no resolution, or no way to it."""
 
-    code = 69
+    code = os.EX_UNAVAILABLE
 
 
 def relock(pins: dict[str, Any], set_name: str) -> None:

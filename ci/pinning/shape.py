@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from oci.names import DIGEST, TAG
+
 from . import lockfile
 from .lockfile import PinsError, normalize
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 UNKNOWN = "unknown"
 PLATFORM = "linux/amd64"
 _VERSION = re.compile(r"\d+(\.\d+)+([.-]?[a-z]+\d*)*")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _FLOATING_TAGS = {"latest", "nightly", "dev", "main", "stable", "edge"}
 _NAME = re.compile(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*")
 _DEB = re.compile(r"[a-z0-9][a-z0-9+.-]+=[0-9A-Za-z.+:~-]+")
@@ -77,7 +77,7 @@ def _images(pins: dict[str, Any]) -> Iterator[str]:
         where = f"[images.{key}]"
         if not _NAME.fullmatch(image["name"]):
             yield f"{where} name {image['name']} is not a repository's"
-        if not _TAG.fullmatch(image["tag"]) or image["tag"] in _FLOATING_TAGS:
+        if not TAG.fullmatch(image["tag"]) or image["tag"] in _FLOATING_TAGS:
             yield f"{where} tag '{image['tag']}' is not a fixed tag"
         if not DIGEST.fullmatch(image["digest"]):
             yield f"{where} digest {image['digest']} is not a sha256 digest"

@@ -5,6 +5,7 @@ Nothing of the checkout is changed: what is written is the diff, in one step, wh
 
 from __future__ import annotations
 
+import os
 import tempfile
 import tomllib
 from pathlib import Path
@@ -21,7 +22,7 @@ DIFF = ROOT / "build" / "pins-update.diff"
 class Refused(PinsError):
     """The newer SGLang is not one that the patch can be used with."""
 
-    code = 78
+    code = os.EX_CONFIG
 
 
 def choices(pins: dict[str, Any]) -> list[Nightly]:

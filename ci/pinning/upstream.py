@@ -31,10 +31,14 @@ class Found:
         return [(layer["digest"], layer["size"]) for layer in self.manifest.parsed()["layers"]]
 
 
+def mirror() -> str:
+    """HOST/PREFIX of the mirror that KDTREE_MIRROR names; empty where it names none."""
+    return os.environ.get("KDTREE_MIRROR", "").rstrip("/")
+
+
 def client(name: str) -> Client:
-    """The repository of a pinned name: in the mirror, where KDTREE_MIRROR names one, else where it is from."""
-    mirror = os.environ.get("KDTREE_MIRROR", "").rstrip("/")
-    return Client(names.repository(f"{mirror}/{name}" if mirror else name))
+    """The repository of a pinned name: in the mirror, where there is one, else where it is from."""
+    return Client(names.repository(f"{mirror()}/{name}" if mirror() else name))
 
 
 def find(repository: Client, digest: str, platform: str) -> Found:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from . import lockfile
+from .shape import COMMIT
 
 PRODUCT = "docker/Dockerfile"
 BUILT_ON = ("sglang", "cuda-devel")
 RUN_BESIDE = ("prometheus", "grafana")
 # A script that installs what a machine lacks to run the scripts: nothing of it goes into the image.
 FOR_THE_MACHINE = "ci/system-packages"
-# The stand-ins are built on a context that is always given under this name (ci/standin.py).
 # Folders that hold scripts beside those that are about the image.
 MORE = ("bench", "kernel", "proof", "patch")
+# The stand-ins are built on a context that is always given under this name (ci/standin.py).
 STAND_IN, STAND_IN_BASE = "docker/standin/Dockerfile", "base"
 
 OURS = "kdtree"
@@ -45,7 +46,6 @@ _RUNS = re.compile(
 # A key of YAML's on a line of its own, or between braces.
 _KEY = r"(?:^[ -]+|[{,] *)[\"']?%s[\"']? *: *[\"']?"
 _USES = _KEY % "uses" + r"([^\s\"'#}]+)[\"']?(?: +# *(\S+))?"
-_HEX = re.compile(r"[0-9a-f]{40}")
 
 
 def complaints(pins: dict[str, Any], root: Path) -> Iterator[str]:
@@ -154,7 +154,7 @@ def _workflows(pins: dict[str, Any], root: Path) -> Iterator[str]:
             action, _, commit = reference.partition("@")
             used.add(action)
             pin = pins["actions"].get(action)
-            if not _HEX.fullmatch(commit):
+            if not COMMIT.fullmatch(commit):
                 yield f"{name}: uses {reference}, which is not a commit"
             elif pin is None:
                 yield f"{name}: uses {action}, which is not in pins.toml"
@@ -174,7 +174,7 @@ def _hooks(root: Path) -> Iterator[str]:
     text = _read(root, ".pre-commit-config.yaml")
     for repository, rest in re.findall(r"^ *- repo: *(\S+)((?:\n(?! *- repo:).*)*)", text, re.M):
         revision = re.search(r"^ *rev: *[\"']?([^\s\"']+)", rest, re.M)
-        if repository != "local" and not (revision and _HEX.fullmatch(revision[1])):
+        if repository != "local" and not (revision and COMMIT.fullmatch(revision[1])):
             yield f".pre-commit-config.yaml: {repository} at {revision[1] if revision else 'no rev'} is not a commit"
     if "additional_dependencies" in re.sub(r"#.*", "", text):
         yield ".pre-commit-config.yaml: additional_dependencies are fetched without a hash"

@@ -164,7 +164,11 @@ def test_a_tag_that_is_another_image_there_is_left(target: Registry, capsys: pyt
 def test_usage(arguments: list[str], code: int) -> None:
     done = subprocess.run([sys.executable, ROOT / "ci" / "mirror", *arguments], capture_output=True, text=True)
     assert done.returncode == code
-    assert "ci/mirror HOST/PREFIX" in (done.stderr if code else done.stdout)
+    if code:
+        assert done.stderr.startswith("kdtree: bad usage of ci/mirror: ")
+        assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    else:
+        assert "ci/mirror HOST/PREFIX" in done.stdout
 
 
 def test_a_key_that_is_no_image(target: Registry, capsys: pytest.CaptureFixture[str]) -> None:
