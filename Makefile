@@ -11,7 +11,7 @@ demo:  ## build the image on stand-in bases and serve with it on the CPU: off, v
 test:  ## everything that a machine without a GPU can test
 	@ci/test
 
-matrix:  ## the patch's and the server's tests, whole, on each tested SGLang (an hour)
+matrix:  ## the patch's and the server's tests, whole, on each tested SGLang (20 minutes for each)
 	@ci/matrix
 
 image:  ## build the real image (needs a registry)
