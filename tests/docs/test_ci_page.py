@@ -27,7 +27,9 @@ def test_every_workflow_and_job_is_told_of() -> None:
 
 def test_the_environments_labels_and_numbers_are_the_workflows() -> None:
     jobs = WORKFLOWS["image"]["jobs"]
-    assert all(f"`{jobs[name]['environment']}`" in TEXT for name in ("gpu", "release") if name in jobs)
+    environments = {job["environment"] for job in jobs.values() if "environment" in job}
+    assert environments == {"gpu", "release"}
+    assert all(f"`{name}`" in documents.section(PAGE, "Turn it on") for name in environments)
     assert all(f"`{label}`" in TEXT for label in jobs["gpu"]["runs-on"])
     rooms = [step["run"] for step in jobs["build"]["steps"] if "hosted-runner" in step.get("run", "")]
     assert [re.findall(r"--(?:engine|here) (\d+)", room) for room in rooms] == [["60", "20"]]
