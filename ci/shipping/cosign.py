@@ -16,7 +16,7 @@ from engine_debs import Debs, DebsError
 from oci import names
 from oci.client import Client
 
-from .errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, ShippingError
+from .errors import EXIT_FAILED, ShippingError
 from .files import BUILD
 
 SUITE = "trixie"
@@ -36,7 +36,7 @@ def program() -> str:
         return str(Debs(BUILD / "cosign").unpack({"cosign": SUITE}) / "usr" / "bin" / "cosign")
     except DebsError as error:
         fix = "install cosign 2.5 or newer (https://docs.sigstore.dev)"
-        raise ShippingError(f"no cosign: {error}. Fix: {fix}", EXIT_UNAVAILABLE) from error
+        raise ShippingError(f"no cosign: {error}. Fix: {fix}", os.EX_UNAVAILABLE) from error
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Signer:
             return [f"--key={self.key}", "--tlog-upload=false"]
         if _GITHUB_VARIABLE not in os.environ:
             fix = "--key FILE, or a workflow with permission id-token: write"
-            raise ShippingError(f"nobody to sign: no key, and {_GITHUB_VARIABLE} is not set. Fix: {fix}", EXIT_USAGE)
+            raise ShippingError(f"nobody to sign: no key, and {_GITHUB_VARIABLE} is not set. Fix: {fix}", os.EX_USAGE)
         return []
 
 
@@ -76,7 +76,7 @@ class Trust:
 
 def _need_file(key: Path) -> None:
     if not key.is_file():
-        raise ShippingError(f"no key: {key}. Fix: `cosign generate-key-pair`, or the path", EXIT_USAGE)
+        raise ShippingError(f"no key: {key}. Fix: `cosign generate-key-pair`, or the path", os.EX_USAGE)
 
 
 def run(image: str, *arguments: str) -> str:
@@ -94,7 +94,7 @@ def run(image: str, *arguments: str) -> str:
     errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")] or [done.stderr.strip()]
     said = re.sub(r"\s+", " ", errors[-1].removeprefix("Error: "))[:300]
     if re.search(_UNREACHED, said):
-        raise ShippingError(f"Sigstore does not answer: {said}. Fix: the network, then again", EXIT_UNAVAILABLE)
+        raise ShippingError(f"Sigstore does not answer: {said}. Fix: the network, then again", os.EX_UNAVAILABLE)
     raise ShippingError(f"cosign {arguments[0]}: {image}: {said}. Fix: {_FIXES[arguments[0]]}", EXIT_FAILED)
 
 

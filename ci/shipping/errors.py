@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -12,7 +13,6 @@ from pinning.lockfile import PinsError
 
 EXIT_FAILED = 1
 """What was asked for is not so: a signature, a label, a finding, an image that is not there."""
-EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNWRITABLE = 64, 69, 73
 EXIT_SKIPPED = 77
 """Nothing was asked, and the line says why: the database cannot be had."""
 
@@ -35,7 +35,7 @@ def in_one_line(command: Callable[[], int]) -> int:
     except (ImageError, PinsError) as error:
         text, code = str(error), EXIT_FAILED
     except OSError as error:
-        text, code = f"cannot be read or written: {error}. Fix: rights and room there", EXIT_UNWRITABLE
+        text, code = f"cannot be read or written: {error}. Fix: rights and room there", os.EX_CANTCREAT
     except interruption.Interrupted as interrupted:
         text, code = f"interrupted by {interrupted.name}: nothing was written. Fix: run it again", interrupted.code
     print(f"kdtree: {text}", file=sys.stderr)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import EXIT_UNWRITABLE, ShippingError
+from pinning.files import replace
+
+from .errors import ShippingError
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -39,20 +42,15 @@ def write(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
     Raises ShippingError where it cannot be written; before it is made, if that can be told.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
         document = make()
-        try:
-            partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         fix = "a folder that can be written, with room"
-        raise ShippingError(f"{path} cannot be written: {error.strerror}. Fix: {fix}", EXIT_UNWRITABLE) from error
+        raise ShippingError(f"{path} cannot be written: {error.strerror}. Fix: {fix}", os.EX_CANTCREAT) from error
     return document

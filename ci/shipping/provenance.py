@@ -10,7 +10,6 @@ Exit codes: 1 no such image, or one that ci/image did not build; 64 bad argument
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,3 @@ def _dependencies(labels: dict[str, str], pins: dict[str, Any], on_the_pinned: b
 
 def _image(name: str, digest: str) -> dict[str, Any]:
     return {"uri": f"oci://{name}", "digest": {"sha256": digest.removeprefix("sha256:")}}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

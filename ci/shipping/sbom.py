@@ -9,7 +9,6 @@ cannot be written.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from command_line import Parser
@@ -34,7 +33,3 @@ def write(image: str, path: Path) -> int:
     ours = ", ".join(f"{name} {package['versionInfo']}" for name, package in sorted(spdx.ours(document).items()))
     print(f"{path}: {len(document['packages'])} packages; added to the base: {ours}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,6 +11,7 @@ says why: the database cannot be had.
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from command_line import Parser
 
 from . import files, osv, spdx
-from .errors import EXIT_FAILED, EXIT_USAGE, ShippingError, in_one_line
+from .errors import EXIT_FAILED, ShippingError, in_one_line
 
 _IGNORED = {"id": str, "package": str, "until": datetime.date, "reason": str}
 
@@ -42,18 +43,18 @@ def main() -> int:
 def check(policy: dict[str, Any]) -> None:
     """Raises ShippingError where the policy would let something pass unseen."""
     if policy["fail-at"] not in osv.SEVERITIES:
-        raise ShippingError(f"no severity: {policy['fail-at']}. Fix: one of {', '.join(osv.SEVERITIES)}", EXIT_USAGE)
+        raise ShippingError(f"no severity: {policy['fail-at']}. Fix: one of {', '.join(osv.SEVERITIES)}", os.EX_USAGE)
     for entry in policy.get("ignored", []):
         wrong = [name for name, kind in _IGNORED.items() if not isinstance(entry.get(name), kind) or not entry[name]]
         if wrong or set(entry) - set(_IGNORED):
             fix = "id, package, until (a date) and reason, nothing else"
-            raise ShippingError(f"ignored vulnerability {entry}: not whole. Fix: {fix}", EXIT_USAGE)
+            raise ShippingError(f"ignored vulnerability {entry}: not whole. Fix: {fix}", os.EX_USAGE)
 
 
 def scan(additions: dict[str, dict[str, Any]], policy: dict[str, Any], database: str, today: datetime.date) -> int:
     """Prints a line for each addition and finding; 1 where one counts."""
     if not additions:
-        raise ShippingError("the SBOM names nothing that is added. Fix: ci/sbom", EXIT_USAGE)
+        raise ShippingError("the SBOM names nothing that is added. Fix: ci/sbom", os.EX_USAGE)
     counted = 0
     for name, package in sorted(additions.items()):
         asked = osv.query(purl) if (purl := _purl(package)) else None
@@ -96,7 +97,3 @@ def _verdict(package: str, finding: osv.Finding, policy: dict[str, Any], today: 
         if entry["package"] == package and entry["id"] in finding.names and today < entry["until"]:
             return f"borne until {entry['until']} ({entry['reason']})"
     return "fails"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ does not answer, no cosign.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,3 @@ def _need_same(path: Path, found: str, wanted: str, made_by: str) -> None:
     if found != wanted:
         what = f"{path} is of {found[:19] or 'none'}, to be signed is {wanted[:19]}"
         raise ShippingError(f"a document of another image: {what}. Fix: {made_by}, then ci/push, then this")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

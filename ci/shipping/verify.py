@@ -10,8 +10,9 @@ does not answer, or there is no cosign: nothing is known.
 
 from __future__ import annotations
 
+import os
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from oci import names
 from oci.client import Client, document
 
 from . import cosign, sign, spdx
-from .errors import EXIT_USAGE, ShippingError, in_one_line
+from .errors import ShippingError, in_one_line
 
 WORKFLOW = "image.yml"
 """Whose signatures count, of a repository's workflows."""
@@ -45,7 +46,7 @@ def main() -> int:
 def verify(image: str, trust: cosign.Trust) -> int:
     repository, digest = names.by_digest(image)
     if trust.source is not None and not re.fullmatch(r"https://[\w.-]+(/[\w.-]+){2}", trust.source):
-        raise ShippingError(f"no repository: {trust.source!r}. Fix: https://github.com/OWNER/REPOSITORY", EXIT_USAGE)
+        raise ShippingError(f"no repository: {trust.source!r}. Fix: https://github.com/OWNER/REPOSITORY", os.EX_USAGE)
     who = trust.arguments()
     client = Client(repository)
     config = client.manifest(digest).config
@@ -53,10 +54,10 @@ def verify(image: str, trust: cosign.Trust) -> int:
     cosign.run(image, "verify", *who)
     print(f"ok  signature   of {digest}")
 
-    sbom = _attested(image, cosign.SPDX, who, lambda document: sign.sbom_digest(document) == digest)
+    sbom = _attested(image, cosign.SPDX, who, sign.sbom_digest)
     print(f"ok  SBOM        {len(sbom['packages'])} packages, of which {len(spdx.ours(sbom))} are added to the base")
 
-    provenance = _attested(image, cosign.SLSA, who, lambda predicate: sign.provenance_digest(predicate) == digest)
+    provenance = _attested(image, cosign.SLSA, who, sign.provenance_digest)
     print(f"ok  provenance  built by {provenance['runDetails']['builder']['id']}")
 
     labels = document(client.small_blob(config), config).get("config", {}).get("Labels") or {}
@@ -86,14 +87,11 @@ def check_labels(labels: dict[str, str], sbom: dict[str, Any], provenance: dict[
         raise ShippingError(f"the SBOM's kernel library is of other sources than the label says. Fix: {_FIX}")
 
 
-def _attested(image: str, kind: str, who: list[str], of_it: Any) -> dict[str, Any]:
-    """The predicate of that kind which is attested of the image. Raises ShippingError where there is none."""
+def _attested(image: str, kind: str, who: list[str], of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """The predicate of that kind which is attested of the image, and is of it. Raises ShippingError where none is."""
+    _, digest = names.by_digest(image)
     told = cosign.predicates(cosign.run(image, "verify-attestation", f"--type={kind}", *who))
-    found = [predicate for predicate in told if of_it(predicate)]
+    found = [predicate for predicate in told if of(predicate) == digest]
     if not found:
         raise ShippingError(f"the {kind} that is attested of {image} is another image's. Fix: {_FIX}")
     return found[-1]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

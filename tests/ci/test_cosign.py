@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shipping import cosign, verify
-from shipping.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ShippingError
+from shipping.errors import ShippingError
 
 SOURCE = "https://github.com/owner/kd.tree"
 
@@ -56,7 +57,7 @@ def test_a_workflow_signs_by_its_identity_and_a_key_without_a_log(
     monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_URL")
     with pytest.raises(ShippingError, match="nobody to sign") as refused:
         cosign.Signer(None).arguments()
-    assert refused.value.code == EXIT_USAGE
+    assert refused.value.code == os.EX_USAGE
 
 
 def test_an_image_without_a_label_is_refused() -> None:
@@ -72,4 +73,4 @@ def test_no_cosign_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"ID": "other", "PRETTY_NAME": "Other 1"})
     with pytest.raises(ShippingError, match=r"^no cosign: this system is Other 1, .* Fix: install cosign") as refused:
         cosign.program()
-    assert refused.value.code == EXIT_UNAVAILABLE
+    assert refused.value.code == os.EX_UNAVAILABLE

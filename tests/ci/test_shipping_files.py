@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shipping import files
-from shipping.errors import EXIT_UNWRITABLE, ShippingError
+from shipping.errors import ShippingError
 
 ROOT = Path(__file__).parents[2]
 WRITE = """
@@ -38,7 +39,7 @@ def test_no_room_leaves_what_was_there(tmp_path: Path) -> None:
     assert write(path, 200_000).returncode == 0
     before = path.read_bytes()
     done = write(path, 50_000)
-    assert done.returncode == EXIT_UNWRITABLE
+    assert done.returncode == os.EX_CANTCREAT
     assert (
         done.stderr
         == f"kdtree: {path} cannot be written: File too large. Fix: a folder that can be written, with room\n"
