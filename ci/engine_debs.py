@@ -35,19 +35,8 @@ def codename() -> str:
 def archive() -> tuple[str, str]:
     """URI of the machine's own Debian mirror and the keyring its source names ("" for apt's default)."""
     release = codename()
-    listed = subprocess.run(
-        [
-            "apt-get",
-            "indextargets",
-            "--format",
-            "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)",
-            "Created-By: Packages",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for line in listed.splitlines():
+    what = "$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(SIGNED_BY)"
+    for line in _run("apt-get", "indextargets", "--format", what, "Created-By: Packages").splitlines():
         uri, suite, component, keyring = line.split("\t")
         if (suite, component) == (release, "main"):
             return uri, "" if keyring.startswith("$(") else keyring
@@ -90,16 +79,14 @@ class Debs:
         config = self._configure(sorted(set(wanted.values())))
         shutil.rmtree(self.archives, ignore_errors=True)
         self.archives.mkdir(parents=True)
-        environment = os.environ | {"APT_CONFIG": str(config)}
         names = [f"{name}/{suite}" for name, suite in wanted.items()]
-        for command in (["apt-get", "-qq", "update"], ["apt-get", "-qq", "download", *names]):
-            done = subprocess.run(command, cwd=self.archives, env=environment, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise DebsError(f"{' '.join(command[:3])} failed: {_last_line(done.stderr)}")
+        for command in (["update"], ["download", *names]):
+            _run("apt-get", "-qq", *command, folder=self.archives, APT_CONFIG=str(config))
+        self._stamp.unlink(missing_ok=True)  # from here on not even what was there before is whole
         shutil.rmtree(self.root, ignore_errors=True)
         for name in wanted:
             (package,) = self.archives.glob(f"{name}_*.deb")
-            subprocess.run(["dpkg", "-x", str(package), str(self.root)], check=True)
+            _run("dpkg", "-x", str(package), str(self.root))
 
     def _configure(self, suites: list[str]) -> Path:
         """Writes an apt configuration that sees the given suites of the machine's mirror and nothing else."""
@@ -120,6 +107,10 @@ class Debs:
         return config
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+def _run(*command: str, folder: Path | None = None, **environment: str) -> str:
+    """What a command prints. Raises DebsError with its last words when it fails."""
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise DebsError(f"{' '.join(command[:3])} failed: {said}")
+    return done.stdout

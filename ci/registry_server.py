@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_FETCHED = Path(__file__).resolve().parents[1] / "build" / "registry" / "root" / "usr" / "bin" / "docker-registry"
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "registry"
+_FETCHED = FOLDER / "root" / "usr" / "bin" / "docker-registry"
 _LISTENS = re.compile(r"listening on (127\.0\.0\.1:\d+)")
 _START_SECONDS = 30.0
 
