@@ -49,6 +49,13 @@ def test_every_root_of_a_wheel_set_is_found_and_no_locked_wheel() -> None:
     assert [f"{each['depName']}=={each['currentValue']}" for each in found("pypi")] == roots
 
 
+def test_what_only_builds_and_tests_is_kept_up_to_date() -> None:
+    (rule,) = [rule for rule in CONFIG["packageRules"] if rule.get("groupName") == "tools"]
+    sets = ("tools", "image-test", "workflow-lint", "sbom", "spdx")
+    roots = {root.partition("==")[0] for name in sets for root in PINS["wheels"][name]["roots"]}
+    assert (rule["enabled"], rule["matchPackageNames"]) == (True, sorted(roots))
+
+
 def test_an_images_new_entry_has_the_shape_of_the_old_one() -> None:
     manager = MANAGERS["docker"]
     entry = manager["autoReplaceStringTemplate"]
