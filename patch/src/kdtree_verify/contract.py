@@ -145,10 +145,7 @@ def _check_attention(root: Path) -> None:
     reached = _calls_self(method, ATTENTION_CALL) or (
         _calls_self(method, CALL_HELPER) and callers[1] is not None and _calls_self(callers[1], ATTENTION_CALL)
     )
-    assigned = any(
-        isinstance(node, ast.Attribute) and node.attr == ATTENTION_CALL and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(constructor)
-    )
+    assigned = ATTENTION_CALL in _assigned(constructor)
     if not reached or not assigned:
         raise drift(
             f"{BACKEND_CLASS}.forward_extend does not call self.{ATTENTION_CALL}",
@@ -165,11 +162,7 @@ def _check_attention(root: Path) -> None:
 def _check_decline_list(root: Path, module: str, name: str, attributes: tuple[str, ...]) -> None:
     cls = _find(_parse(root, module), ast.ClassDef, name)
     constructor = _find(cls, ast.FunctionDef, "__init__") if cls else None
-    assigned = {
-        node.attr
-        for node in (ast.walk(constructor) if constructor else ())
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
+    assigned = _assigned(constructor) if constructor else set()
     if gone := [attribute for attribute in attributes if attribute not in assigned]:
         raise drift(f"SGLang's {name} lacks what tells whose a call is", ", ".join(gone))
 
@@ -219,6 +212,12 @@ def _calls_self(function: ast.FunctionDef, name: str) -> bool:
         and node.func.value.id == "self"
         for node in ast.walk(function)
     )
+
+
+def _assigned(function: ast.FunctionDef) -> set[str]:
+    """The attributes that it gives a value, of whatever object."""
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in nodes if isinstance(node.ctx, ast.Store)}
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
