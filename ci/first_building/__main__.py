@@ -23,12 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from command_line import Parser
-from imaging import interruption
-from pinning import lockfile
+from imaging import interruption, recipe
+from imaging.errors import ImageError
+from pinning import files, lockfile
 
 from . import journal, report, stand_in
 from .private import of_this_host
-from .running import run
 from .site import ROOT, Site, pinned
 from .step import Status, Step, walk
 from .steps import steps
@@ -57,7 +57,7 @@ class Run:
         self._privacy = of_this_host()
         self._about = {
             "stand_in": stand_in,
-            "revision": run("git", "describe", "--always", "--dirty", "--abbrev=40").output.strip() or "unknown",
+            "revision": _revision(),
             "sglang": lockfile.get(lockfile.load(), "sglang.commit"),
             "host": f"{_system()}, kernel {platform.release()}, {platform.machine()}",
             "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self._started)),
@@ -83,13 +83,21 @@ class Run:
         outcomes = {step.name: self.outcomes[step.name] for step in self.steps if step.name in self.outcomes}
         text = self._privacy.text(report.markdown(about, self.steps, outcomes))
         document = self._privacy.document(journal.document(about, self._identity, outcomes))
-        journal.write(self.out / "first-build.json", journal.as_text(document))
-        journal.write(self.out / "first-build.md", text)
+        files.replace(self.out / "first-build.json", journal.as_text(document))
+        files.replace(self.out / "first-build.md", text)
 
     @property
     def wrong(self) -> bool:
         allowed = (Status.OK, Status.NOT_RUN) if self._about["stand_in"] else (Status.OK,)
         return any(outcome.status not in allowed for outcome in self.outcomes.values())
+
+
+def _revision() -> str:
+    """As the image says it."""
+    try:
+        return recipe.revision(ROOT)
+    except ImageError:
+        return "unknown"
 
 
 def _system() -> str:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from imaging.recipe import GIVEN
+from standin import stamp
+
 from .running import run
+from .site import ROOT
 from .step import Outcome, Status
 
 SCHEMA = 1
 
 
 def identity(*, stand_in: bool) -> str:
-    """What an earlier run must have been of for its steps to count: the sources, changes included, and the kind.
+    """What an earlier run must have been of for its steps to count: the sources, with what git has not, and the kind.
 
     Empty where git cannot tell: then nothing counts.
     """
-    asked = run("git", "rev-parse", "HEAD"), run("git", "diff", "HEAD")
+    new = run("git", "ls-files", "-z", "--others", "--exclude-standard", "--", "ci", *GIVEN)
+    asked = new, run("git", "rev-parse", "HEAD"), run("git", "diff", "HEAD")
     if any(answer.code != 0 for answer in asked):
         return ""
     sources = "".join(answer.output for answer in asked)
-    return hashlib.sha256(f"{sources}{stand_in}".encode()).hexdigest()[:16]
+    files = (ROOT / name for name in new.output.split("\0") if name)
+    return stamp(f"{sources}{stand_in}".encode(), *(file for file in files if file.is_file()))
 
 
 def kept(path: Path, wanted: str) -> dict[str, Outcome]:
@@ -51,14 +55,3 @@ def document(about: Mapping[str, Any], wanted: str, outcomes: Mapping[str, Outco
 
 def as_text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Puts a file in the place of an earlier one, whole. Raises OSError, and leaves the earlier one."""
-    partial = path.with_suffix(f"{path.suffix}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

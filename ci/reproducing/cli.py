@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from engine_debs import DebsError
 from engine_private import EngineError, PrivateEngine
 from imaging import interruption
 from imaging.errors import EXIT_FAILED, EXIT_UNAVAILABLE, ImageError, output
-from pinning import lockfile
+from pinning import files, lockfile
 from standin import ROOT
 
 from . import bases, compare, report
@@ -149,7 +150,7 @@ def reproduce(chosen: argparse.Namespace) -> int:
         done = True
     finally:
         clean(archives=not chosen.keep and (not done or found.same))
-    report.write(REPORT, report.document(found, about))
+    files.replace(REPORT, json.dumps(report.document(found, about), indent=1) + "\n")
     return tell(found)
 
 

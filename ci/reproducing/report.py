@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from .compare import Comparison
@@ -39,10 +37,3 @@ def document(found: Comparison, about: dict[str, Any]) -> dict[str, Any]:
     """The report as JSON has it."""
     rows = [{"what": row.what, "same": row.same, "a": row.a, "b": row.b} for row in found.rows]
     return {**about, "same": found.same, "compared": rows, "differences": [asdict(one) for one in found.differences]}
-
-
-def write(file: Path, told: dict[str, Any]) -> None:
-    """Replaces the report, whole."""
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    partial.replace(file)

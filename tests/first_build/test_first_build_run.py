@@ -57,7 +57,7 @@ def test_it_builds_and_reports_on_stand_ins(built: tuple[subprocess.CompletedPro
     assert "23 of 23 hold" in text
     assert "| doctor | not run | --until library |" in text
     assert str(ROOT) not in text
-    assert not [path for path in folder.iterdir() if path.suffix == ".part"]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
 @docker
@@ -190,7 +190,7 @@ def test_without_docker_the_report_says_so(tmp_path: Path, bare: str) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 KiB, which is full."""
+    """A disk of 64 KiB, which is full and has an earlier report."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
@@ -198,7 +198,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
     )
     if mounted.returncode != 0:
         pytest.skip(f"no disk of its own can be mounted here: {mounted.stderr.strip()}")
-    (folder / "filler").write_bytes(b"\0" * (64 << 10))
+    (folder / "first-build.json").write_text("earlier")
+    (folder / "filler").write_bytes(b"\0" * (60 << 10))
     yield folder
     subprocess.run(["umount", folder], check=True)
 
@@ -209,7 +210,8 @@ def test_a_full_disk_is_one_line(small: Path, bare: str) -> None:
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("kdtree: "))
     assert line.startswith("kdtree: the report cannot be written: [Errno 28] No space left on device")
     assert line.endswith("Fix: room, or --out FOLDER")
-    assert [path.name for path in small.iterdir()] == ["filler"]
+    assert {path.name for path in small.iterdir()} == {"filler", "first-build.json"}
+    assert (small / "first-build.json").read_text() == "earlier"
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["--until=nowhere"]])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from first_building import journal, report
+import standin
+from first_building import journal, report, running
 from first_building.private import Privacy
 from first_building.site import ROOT, Site
 from first_building.step import Found, NotRun, NotSo, Outcome, Status, Step, walk
@@ -76,7 +77,7 @@ def test_a_run_ends_where_it_is_told_to(site: Site) -> None:
 def test_what_was_ok_is_not_done_again(tmp_path: Path, site: Site) -> None:
     file = tmp_path / "first-build.json"
     outcomes = walked(site, Step("a", "", ok), Step("b", "", wrong))
-    journal.write(file, journal.as_text(journal.document(ABOUT, "these sources", outcomes)))
+    file.write_text(journal.as_text(journal.document(ABOUT, "these sources", outcomes)))
     again = journal.kept(file, "these sources")
     assert again.keys() == {"a"}
     walk([Step("a", "", wrong), Step("b", "", ok)], site, again, lambda step: None)
@@ -85,6 +86,25 @@ def test_what_was_ok_is_not_done_again(tmp_path: Path, site: Site) -> None:
     walk([Step("a", "", wrong, anew=True)], site, once_more, lambda step: None)
     assert once_more["a"].status is Status.NOT_SO
     assert journal.kept(file, "others") == {}
+
+
+def test_what_git_has_not_makes_other_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (journal, running, standin):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert journal.identity(stand_in=False) == "", "no repository"
+    identity = ("-c", "user.name=x", "-c", "user.email=x")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    (tmp_path / "patch").mkdir()
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    found = [journal.identity(stand_in=True), journal.identity(stand_in=False)]
+    for name, content in (("patch/new ü.py", "1"), ("patch/new ü.py", "2"), (".gitignore", "ignored\n#\n")):
+        (tmp_path / name).write_text(content)
+        found.append(journal.identity(stand_in=False))
+    assert len(set(found)) == len(found)
+    (tmp_path / "patch" / "ignored").touch()
+    (tmp_path / "notes").touch()
+    assert journal.identity(stand_in=False) == found[-1]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1, "identity": "x", "steps": {"a": {"status": "ok"}}}'])
@@ -161,16 +181,6 @@ def test_what_is_private_is_hidden(hidden: Callable[[str], str], private: str, s
 def test_a_document_keeps_its_keys() -> None:
     hides = Privacy({"A_TOKEN": "docker"}, ())
     assert hides.document({"docker": ["docker", 1, None]}) == {"docker": ["***", 1, None]}
-
-
-def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path) -> None:
-    file = tmp_path / "first-build.json"
-    journal.write(file, json.dumps({"whole": True}))
-    file.with_suffix(".json.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        journal.write(file, "x" * 100)
-    assert json.loads(file.read_text()) == {"whole": True}
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_the_page_tells_of_every_step_and_option() -> None:
