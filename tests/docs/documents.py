@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,13 @@ def rows(table: str) -> list[list[str]]:
         if line.startswith("|") and not _is_rule(line) and not _is_rule(following):
             found.append([cell.strip() for cell in line.strip().split("|")[1:-1]])
     return found
+
+
+def options(program: str) -> set[str]:
+    """What a program's parser takes, by its --help: the list, and not what its author says of it."""
+    told = subprocess.run([ROOT / program, "--help"], capture_output=True, text=True, check=True).stdout
+    # ci/additions has no parser.
+    return set(re.findall(r"--[a-z][a-z-]*", told.rpartition("\noptions:\n")[2]))
 
 
 def _is_rule(line: str) -> bool:
