@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser
 from engine_debs import Debs, DebsError, archive
 from pinning import lockfile
 
@@ -230,9 +231,7 @@ def contexts() -> dict[str, str]:
 
 
 def main() -> int:
-    if len(sys.argv) > 1:
-        print(__doc__, file=sys.stderr)
-        return 64
+    Parser(prog="ci/standin.py", description=__doc__).parse_args()
     try:
         for name, image in contexts().items():
             print(f"{name}={image}")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser
 from standin import ROOT
 
 REPORT = ROOT / "build" / "image.json"
@@ -36,19 +37,16 @@ _PARTS = {
 
 
 def main() -> int:
-    if sys.argv[1:] in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    if sys.argv[1:] not in ([], ["--files"]):
-        print(__doc__, file=sys.stderr)
-        return 64
+    parser = Parser(prog="ci/additions", description=__doc__)
+    parser.add_argument("--files", action="store_true")
+    chosen = parser.parse_args()
     try:
         report = json.loads(REPORT.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         print(f"kdtree: no image was built: {error}. Fix: ci/image", file=sys.stderr)
         return 1
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ci/additions --files | head
-    print("\n".join(files(report) if sys.argv[1:] else table(report)))
+    print("\n".join(files(report) if chosen.files else table(report)))
     return 0
 
 

@@ -11,6 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "ci" / "README.md").read_text(encoding="utf-8")
+HAVE_HELP = [
+    *("additions", "engine", "first-build", "gpu-job", "hosted-runner", "image", "mirror", "pins", "promote", "push"),
+    *("provenance", "reproduce", "runner-setup", "sbom", "scan", "sign", "standin.py", "verify", "wheelhouse"),
+]
+OTHERS = ["bench-peers", "demo/run", "gpu-bundle", "kernel", "lint-workflows", "pull-request", "system-packages"]
 
 
 def test_each_entry_of_the_folder_is_explained_once() -> None:
@@ -21,24 +26,7 @@ def test_each_entry_of_the_folder_is_explained_once() -> None:
     assert Counter(name for cell in cells for name in re.findall(r"`([^`]+)`", cell)) == Counter(entries)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        *(
-            "additions",
-            "bench-peers",
-            "demo/run",
-            "engine",
-            "first-build",
-            "gpu-bundle",
-            "gpu-job",
-            "hosted-runner",
-            "image",
-        ),
-        *("kernel", "lint-workflows", "mirror", "pins", "promote", "provenance", "pull-request", "push", "reproduce"),
-        *("runner-setup", "sbom", "scan", "sign", "system-packages", "verify", "wheelhouse"),
-    ],
-)
+@pytest.mark.parametrize("program", [*HAVE_HELP, *OTHERS])
 def test_an_option_that_a_program_does_not_know_is_bad_usage(program: str) -> None:
     """Before it downloads, builds or installs anything, for none of that takes as little time as this."""
     done = subprocess.run([ROOT / "ci" / program, "--no-such"], capture_output=True, text=True, timeout=60)
@@ -46,13 +34,7 @@ def test_an_option_that_a_program_does_not_know_is_bad_usage(program: str) -> No
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        *("additions", "engine", "first-build", "gpu-job", "hosted-runner", "image", "mirror", "pins", "promote"),
-        *("provenance", "push", "reproduce", "runner-setup", "sbom", "scan", "sign", "verify", "wheelhouse"),
-    ],
-)
+@pytest.mark.parametrize("program", HAVE_HELP)
 def test_help_is_no_error(program: str) -> None:
     done = subprocess.run([ROOT / "ci" / program, "--help"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
