@@ -132,8 +132,7 @@ def rows(table: str) -> list[list[str]]:
 def options(program: str) -> set[str]:
     """What a program's parser takes, by its --help: the list, and not what its author says of it."""
     told = subprocess.run([ROOT / program, "--help"], capture_output=True, text=True, check=True).stdout
-    # ci/additions has no parser.
-    return set(re.findall(r"--[a-z][a-z-]*", told.rpartition("\noptions:\n")[2]))
+    return set(re.findall(r"--[a-z][a-z-]*", told.split("\noptions:\n")[1]))
 
 
 def _is_rule(line: str) -> bool:
