@@ -198,53 +198,49 @@ def test_the_same_image_again_keeps_its_name(tiny: Tiny, tmp_path: Path) -> None
         assert tiny.fails(archive, KDTREE_TINY_REFUSED="too much. Fix: it") == (1, "kdtree: too much. Fix: it")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_build(tiny: Tiny, registry: FaultyRegistry, number: signal.Signals) -> None:
+@contextmanager
+def stalled(tiny: Tiny, registry: FaultyRegistry) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A build that waits for its base, and its buildx; whatever ends it leaves all as it was."""
     registry.fault = "stalled"
     tiny.recipe(f"FROM {registry.image}\nCOPY content /\n", b"new")
     with tiny.untouched():
         building = tiny.start()
         assert registry.reached.wait(30)
+        children = Path(f"/proc/{building.pid}/task/{building.pid}/children").read_text()
+        yield building, int(children)
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_build(tiny: Tiny, registry: FaultyRegistry, number: signal.Signals) -> None:
+    with stalled(tiny, registry) as (building, buildx):
         building.send_signal(number)
         code, line = tiny.ended(building)
     assert code == 128 + number
     assert f"interrupted by {number.name}: {TAG} is what it was" in line
-    assert children_of(building.pid) == []
+    assert not runs(buildx)
 
 
 def test_a_killed_build(tiny: Tiny, registry: FaultyRegistry) -> None:
-    registry.fault = "stalled"
-    tiny.recipe(f"FROM {registry.image}\nCOPY content /\n", b"new")
-    with tiny.untouched():
-        building = tiny.start()
-        assert registry.reached.wait(30)
-        (buildx,) = children_of(building.pid)
+    with stalled(tiny, registry) as (building, buildx):
         building.kill()
         building.wait()
         # The build is now nobody's, and may go on; it has no name to give.
         registry.fault = "none"
         registry.closing.set()
         deadline = time.monotonic() + 30
-        while Path(f"/proc/{buildx}/stat").exists() and time.monotonic() < deadline:
+        while runs(buildx) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not Path(f"/proc/{buildx}/stat").exists()
+        assert not runs(buildx)
 
 
 def test_a_killed_engine(tiny: Tiny, registry: FaultyRegistry) -> None:
-    registry.fault = "stalled"
-    tiny.recipe(f"FROM {registry.image}\nCOPY content /\n", b"new")
-    with tiny.untouched():
-        building = tiny.start()
-        assert registry.reached.wait(30)
+    with stalled(tiny, registry) as (building, _):
         os.kill(int((tiny.engine.run / "docker.pid").read_text()), signal.SIGKILL)
         code, line = tiny.ended(building)
         tiny.engine.start()
     assert code == 1
     assert "the engine ended" in line
-
-
-def children_of(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
