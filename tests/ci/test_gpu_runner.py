@@ -129,7 +129,7 @@ def test_the_labels_are_those_of_the_workflow() -> None:
 def test_setup_refuses_what_is_not_such_a_machine() -> None:
     done = subprocess.run([ROOT / "ci" / "runner-setup", "--repository", "a/b"], capture_output=True, text=True)
     assert done.returncode == 69
-    assert done.stderr.startswith("kdtree: no")
+    assert done.stderr.startswith("kdtree: not Ubuntu 24.04 on x86_64: ")
     assert " Fix: " in done.stderr
 
 
