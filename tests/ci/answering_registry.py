@@ -12,12 +12,13 @@ Answer = tuple[int, Mapping[str, str], bytes]
 
 
 @contextmanager
-def registry(answer: Callable[[str, str], Answer]) -> Iterator[str]:
-    """Its address; it answers each request as `answer(address, path)` says, whatever the method."""
+def registry(answer: Callable[[BaseHTTPRequestHandler], Answer]) -> Iterator[str]:
+    """Its address; it answers each request as `answer` says, whatever the method."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, headers, body = answer(self.headers["Host"], self.path)
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, headers, body = answer(self)
             length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
             self.send_response(status)
             for key, value in (length | dict(headers)).items():
@@ -26,12 +27,12 @@ def registry(answer: Callable[[str, str], Answer]) -> Iterator[str]:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_HEAD = do_POST = do_GET
+        do_HEAD = do_POST = do_PUT = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from oci import client as asking
 from oci import names
 from oci import promote as promoting
 from oci.client import Client, Manifest, digest_of
-from oci.errors import RegistryError, Unreachable
+from oci.errors import Missing, RegistryError, Unreachable
 from shipping import cosign, verify
 
 INDEX = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
@@ -23,11 +24,11 @@ def client(address: str) -> Client:
     return Client(names.repository(f"{address}/x"))
 
 
-def asks_for_a_token(challenge: str, token: bytes) -> Callable[[str, str], Answer]:
-    def answer(address: str, path: str) -> Answer:
-        if path.startswith("/token"):
+def asks_for_a_token(challenge: str, token: bytes) -> Callable[[BaseHTTPRequestHandler], Answer]:
+    def answer(asked: BaseHTTPRequestHandler) -> Answer:
+        if asked.path.startswith("/token"):
             return 200, {}, token
-        return 401, {"WWW-Authenticate": f"Bearer {challenge.format(address=address)}"}, b""
+        return 401, {"WWW-Authenticate": f"Bearer {challenge.format(address=asked.headers['Host'])}"}, b""
 
     return answer
 
@@ -69,18 +70,58 @@ def test_an_upload_is_sent_to_no_file(tmp_path: Path) -> None:
 
 
 def test_a_blob_that_lies_elsewhere_is_not_fetched_to_see_whether_it_is_there() -> None:
-    def answer(address: str, path: str) -> Answer:
-        if path.startswith("/v2"):
-            return 307, {"Location": f"http://{address}/storage"}, b""
+    def answer(asked: BaseHTTPRequestHandler) -> Answer:
+        if asked.path.startswith("/v2"):
+            return 307, {"Location": f"http://{asked.headers['Host']}/storage"}, b""
         return 200, {"Content-Length": str(1 << 40), "Connection": "close"}, b""  # of which a GET would have to be read
 
     with registry(answer) as address:
         assert client(address).has_blob(digest_of(b""))
 
 
+def test_credentials_do_not_follow_to_where_a_blob_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def answer(asked: BaseHTTPRequestHandler) -> Answer:
+        given.append((asked.path.split("/")[1], asked.headers["Authorization"]))
+        if asked.path.startswith("/v2"):
+            return 307, {"Location": f"http://{asked.headers['Host']}/storage"}, b""
+        return 200, {}, b"x"
+
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with registry(answer) as address:
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {address: {"auth": "dTpw"}}}))
+        assert client(address).small_blob(digest_of(b"x")) == b"x"
+        with client(address).blob(digest_of(b"x"), 1) as blob:
+            assert blob.read() == b"x"
+    assert given == [("v2", "Basic dTpw"), ("storage", None)] * 3  # the second blob is asked for before it is fetched
+
+
+def test_a_blob_that_is_another() -> None:
+    with registry(lambda _: (200, {}, b"x")) as address, pytest.raises(RegistryError, match="another blob"):
+        client(address).small_blob(digest_of(b"y"))
+
+
+def test_a_blob_that_is_gone() -> None:
+    with (
+        registry(lambda _: (404, {}, b"")) as address,
+        pytest.raises(Missing, match="no such blob"),
+        client(address).blob(digest_of(b""), 1),
+    ):
+        pytest.fail("there is one")
+
+
+def test_what_is_stored_is_another_image() -> None:
+    def answer(asked: BaseHTTPRequestHandler) -> Answer:
+        return (201, {}, b"") if asked.command == "PUT" else (200, {"Docker-Content-Digest": digest_of(b"x")}, b"")
+
+    with registry(answer) as address, pytest.raises(RegistryError, match=r"v1 is not what was stored\. Fix: "):
+        client(address).put_manifest(Manifest("", b"y"), "v1")
+
+
 def test_tags_without_an_end() -> None:
-    def answer(_: str, path: str) -> Answer:
-        number = int(path.partition("last=")[2] or 0)
+    def answer(asked: BaseHTTPRequestHandler) -> Answer:
+        number = int(asked.path.partition("last=")[2] or 0)
         return 200, {"Link": f'</v2/x/tags/list?last={number + 1}>; rel="next"'}, b'{"tags": ["a"]}'
 
     with registry(answer) as address, pytest.raises(RegistryError, match="the list of tags does not end"):

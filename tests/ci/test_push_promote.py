@@ -15,15 +15,13 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 import registry_server
 from oci import names
-from oci.client import Client, digest_of
-from oci.errors import RegistryError
+from oci.client import Client
 from registry_server import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -239,84 +237,3 @@ def test_an_interrupted_push_leaves_no_image(registry: Registry, images: dict[st
     assert process.returncode in (130, -number)
     assert not re.search(rf"PUT /v2/{repository}/manifests", registry.log.read_text())
     assert tags(registry, repository) == []
-
-
-# ---- what a registry of the outside asks for
-
-
-class Guard(threading.Thread):
-    """A server that wants a token, as ghcr.io does, and gives one to who logged in; then it has one image."""
-
-    def __init__(self, wrong: bool = False) -> None:
-        super().__init__(daemon=True)
-        self.seen: list[str] = []
-        body = b'{"schemaVersion":2}'
-        guard = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                given = self.headers.get("Authorization", "")
-                guard.seen.append(f"{self.path.partition('?')[0]} {given}")
-                if self.path.startswith("/token"):
-                    self._say(200 if given == "Basic dTpw" else 401, b'{"token": "T"}')
-                elif given != "Bearer T":
-                    challenge = f'Bearer realm="http://{guard.address}/token",service="s",scope="repository:a:pull"'
-                    self._say(401, b"", {"WWW-Authenticate": challenge})
-                else:
-                    self._say(200, body + b" " * wrong)
-
-            def _say(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-                self.send_response(status)
-                for key, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
-                    self.send_header(key, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        self.digest = digest_of(body)
-        self.start()
-
-    def run(self) -> None:
-        self._server.serve_forever()
-
-
-def logged_in(folder: Path, address: str, **config: object) -> None:
-    (folder / "config.json").write_text(json.dumps(config or {"auths": {address: {"auth": "dTpw"}}}))
-
-
-def test_a_token_is_fetched_with_what_docker_login_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard()
-    logged_in(tmp_path, guard.address)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    assert Client(names.repository(f"{guard.address}/a")).manifest(guard.digest).digest == guard.digest
-    assert guard.seen[1] == "/token Basic dTpw"
-
-
-def test_a_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard()
-    helper = tmp_path / "docker-credential-kept"
-    helper.write_text('#!/bin/sh\ncat >/dev/null\necho \'{"Username": "u", "Secret": "p"}\'\n')
-    helper.chmod(0o755)
-    logged_in(tmp_path, guard.address, credsStore="kept")
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert Client(names.repository(f"{guard.address}/a")).manifest(guard.digest).digest == guard.digest
-
-
-def test_who_did_not_log_in_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard()
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with pytest.raises(RegistryError, match=r"HTTP 401.*Fix: docker login"):
-        Client(names.repository(f"{guard.address}/a")).manifest(guard.digest)
-
-
-def test_other_bytes_than_the_digests_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard(wrong=True)
-    logged_in(tmp_path, guard.address)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with pytest.raises(RegistryError, match="another image"):
-        Client(names.repository(f"{guard.address}/a")).manifest(guard.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler
 
 from answering_registry import Answer, registry
 from oci import names
@@ -11,8 +12,8 @@ from oci.client import Client
 PAGES = (["a", "b"], ["c", "d"], ["e"])
 
 
-def page(_: str, path: str) -> Answer:
-    number = int(path.partition("last=")[2] or 0)
+def page(asked: BaseHTTPRequestHandler) -> Answer:
+    number = int(asked.path.partition("last=")[2] or 0)
     following = {"Link": f'</v2/x/y/tags/list?n=2&last={number + 1}>; rel="next"'} if number + 1 < len(PAGES) else {}
     return 200, following, json.dumps({"name": "x/y", "tags": PAGES[number]}).encode()
 
