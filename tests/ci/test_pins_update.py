@@ -16,7 +16,8 @@ import pytest
 import registry_server
 from cutting_proxy import cut_after
 from kdtree_verify import contract
-from pinning import check, cli, lockfile, relock, update, verify
+from oci.errors import RegistryError
+from pinning import check, cli, lockfile, relock, update, upstream, verify
 from registry_server import Registry
 from small_images import Pushed, layer, push
 
@@ -239,6 +240,15 @@ def test_a_newer_layer_hides_what_lies_below(
     code, line = refused(diff, capsys)
     assert code == 78
     assert "sglang.srt.layers.radix_attention cannot be read" in line
+
+
+def test_an_image_of_another_platform(registry: Registry, good: Pushed) -> None:
+    repository = upstream.client(PINNED["name"])
+    of_arm = upstream.find(repository, good.index, "linux/arm64").manifest.digest
+    with pytest.raises(RegistryError, match=r"is for linux/arm64, not linux/amd64\. Fix: "):
+        upstream.find(repository, of_arm, "linux/amd64")
+    with pytest.raises(RegistryError, match=r"has nothing for linux/riscv64 there\. Fix: "):
+        upstream.find(repository, good.index, "linux/riscv64")
 
 
 @pytest.mark.parametrize("answered", [0, 400, 3_000, 200_000])
