@@ -26,11 +26,14 @@ class File:
     uid: int = 0
     kind: bytes = tarfile.REGTYPE
     target: str = ""
+    owner: str = ""
+    extended: dict[str, str] = field(default_factory=dict)
 
     def member(self) -> tarfile.TarInfo:
         found = tarfile.TarInfo(self.path)
         found.size, found.mode, found.mtime, found.uid = len(self.content), self.mode, self.mtime, self.uid
         found.type, found.linkname = self.kind, self.target
+        found.uname, found.pax_headers = self.owner, self.extended
         return found
 
 

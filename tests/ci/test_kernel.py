@@ -112,6 +112,8 @@ def test_architectures_are_the_argument_s_else_the_environment_s_else_the_pinned
 def test_it_compiles_what_changed_and_no_more(checkout: Checkout) -> None:
     assert checkout.compiled() == ["host", "cuda"]
     assert checkout.compiled() == []
+    (checkout.lib / "libkdtree_verify_host.toolchain").unlink()
+    assert checkout.compiled() == ["host"]
     for flags in ({"NVCC_APPEND_FLAGS": "-DX"}, {"NVCC_PREPEND_FLAGS": "-DX"}, {}):
         assert checkout.compiled(**flags) == ["cuda"]
         assert checkout.compiled(**flags) == []
@@ -125,7 +127,15 @@ def test_it_compiles_what_changed_and_no_more(checkout: Checkout) -> None:
 def test_hashes_are_recorded_for_the_pinned_architectures_and_compared_each_time(checkout: Checkout) -> None:
     assert checkout.run("kernel", "90a").stdout == "check build/lib\n"
     assert checkout.run("kernel", "--record", KDTREE_ARCHS="90a").stdout == "record build/lib\ncheck build/lib\n"
-    assert "for sm_120a" in (checkout.lib / "libkdtree_verify_cuda.toolchain").read_text()
+
+
+def test_what_compiled_a_library_is_noted_beside_it(checkout: Checkout) -> None:
+    checkout.compiled(NVCC_CCBIN=str(checkout.compiler))
+    host, cuda = ((checkout.lib / f"libkdtree_verify_{name}.toolchain").read_text() for name in ("host", "cuda"))
+    lines = host.splitlines()
+    assert lines[0] == "release, V1.2.3"
+    assert [line.split()[0] for line in lines[1:]] == ["GNU", "glibc"]
+    assert cuda == f"{host}nvcc 1.2.3\nfor sm_120a\n"
 
 
 @pytest.mark.parametrize("library", ["host", "cuda"])

@@ -35,6 +35,8 @@ def test_a_commit(checkout: Path) -> None:
     git(checkout, "checkout", "--quiet", "--detach")
     (checkout / "notes").write_text("the build is not given them")
     (checkout / "patch" / ".a.py.swp").touch()
+    (checkout / "patch" / "build").mkdir()
+    (checkout / "patch" / "build" / "a.py").touch()
     assert recipe.revision(checkout) == commit
 
 

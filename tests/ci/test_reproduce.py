@@ -17,8 +17,8 @@ import pytest
 
 from imaging.errors import ImageError
 from oci_archives import File, Image, tar, wheel, write
-from reproducing import bases, cli, compare, report, twice
-from reproducing.archive import Archive, ArchiveError
+from reproducing import bases, cli, compare, layers, report, twice
+from reproducing.archive import Archive, ArchiveError, Layer
 from reproducing.bases import Bases
 from reproducing.content import MOST_LINES, explain
 
@@ -53,6 +53,27 @@ def test_the_command_says_whether_two_archives_are_the_same(tmp_path: Path) -> N
     assert differing.stderr.startswith("kdtree: the two images differ: ")
 
 
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("RUN |1 A=b /bin/sh -c --mount=type=bind,target=/mnt make  it # buildkit", "make it"),
+        ("RUN --mount=type=bind,target=/mnt /bin/sh -c make it # buildkit", "make it"),
+        ("COPY /a /b # buildkit", "COPY /a /b"),
+        ("", "imported"),
+        ("COPY " + "a" * 60, "COPY " + "a" * 55 + "…"),
+    ],
+)
+def test_a_layer_is_called_by_its_step(step: str, told: str) -> None:
+    assert compare.step(Layer(1, "", "", step)) == told
+
+
+def test_a_content_that_is_large_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "LARGEST", len(FILE.content) - 1)
+    told = compared(tmp_path, IMAGE, with_file(content=b"one\nTWO\n"))[1]
+    assert "content, of too many bytes to show" in told
+    assert "TWO" not in told
+
+
 def test_attestations_are_not_compared_for_they_carry_times(tmp_path: Path) -> None:
     assert compared(tmp_path, IMAGE, replace(IMAGE, attested=True))[0]
 
@@ -63,6 +84,8 @@ def test_attestations_are_not_compared_for_they_carry_times(tmp_path: Path) -> N
         (with_file(mode=0o600), ["layer 1: step 0\n    opt/x\n        mode 0644 | 0600"]),
         (with_file(mtime=999_999_999), ["opt/x", "time 2001-09-09 01:46:40 | 2001-09-09 01:46:39"]),
         (with_file(uid=1000), ["opt/x", "owner 0:0 | 1000:0"]),
+        (with_file(owner="me"), ["opt/x", "owner's name : | me:"]),
+        (with_file(extended={"SCHILY.xattr.user.a": "b"}), ["opt/x", "extended [] | [('SCHILY.xattr.user.a', 'b')]"]),
         (with_file(content=b"one\nTWO\n"), ["opt/x", "line 2: two | TWO"]),
         (with_file(content=b"one\ntwo\nthree\n"), ["opt/x", "size 8 | 14", "2 lines | 3 lines"]),
         (with_file(kind=tarfile.SYMTYPE, target="z", content=b""), ["opt/x", "kind file | link", "target  | z"]),
@@ -164,6 +187,7 @@ def test_of_compiled_python_header_and_code_are_told_apart() -> None:
         ("x", b"\x7fELF", b"\x7fELG", "line 1: \x7fELF | \x7fELG"),
         ("x.whl", b"PK\3\4", b"PK\3\4 ", "line 1: PK\3\4 | PK\3\4 "),
         ("x", b"\xff\1", b"\xff\2", "from byte 1: 01 | 02"),
+        ("x", b"a" * 999, b"b" * 999, f"line 1: {'a' * 100}… | {'b' * 100}…"),
         ("x", b"a\n", b"a", "2 bytes | 1 bytes, from byte 1: 0a | end"),
     ],
 )
@@ -211,9 +235,31 @@ def test_the_two_checkouts_are_alike_in_content_alone(tmp_path: Path, monkeypatc
     a, b = (twice.checkout(way, tmp_path / "work", commit.strip()) / "file" for way in twice.WAYS)
     assert a.read_text() == b.read_text()
     assert (a.stat().st_mode & 0o777, b.stat().st_mode & 0o777) == (0o644, 0o600)
-    assert a.stat().st_mtime != b.stat().st_mtime
+    assert a.stat().st_mtime != b.stat().st_mtime == twice.WAYS[1].mtime
     assert len(str(a)) != len(str(b))
     assert os.umask(0o022) == 0o022
+
+
+def test_each_way_is_built_from_scratch_and_leaves_what_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(twice, "checkout", lambda *_: tmp_path)
+    monkeypatch.setattr(twice.recipe, "arguments", lambda *_: {})
+    monkeypatch.setattr(twice, "buildx", lambda: ["buildx"])
+    monkeypatch.setattr(twice, "output", lambda *command: asked.append(command))
+    monkeypatch.setattr(twice, "build", lambda source, arguments, contexts, *options: asked.append(options))
+    earlier = tmp_path / "A-artifacts" / "earlier"
+    earlier.parent.mkdir()
+    earlier.touch()
+    built = twice.build_way(twice.WAYS[0], tmp_path, "commit", "120a", {}, "--network=host")
+    assert not earlier.exists()
+    archive, artifacts = f"dest={built.archive},rewrite-timestamp=true", f"--output=type=local,dest={built.artifacts}"
+    assert asked == [
+        ("buildx", "prune", "--all", "--force"),
+        ("--network=host", "--no-cache", f"--output=type=oci,{archive}"),
+        ("--network=host", "--target=artifacts", artifacts),
+    ]
 
 
 # ---- Where nothing is built

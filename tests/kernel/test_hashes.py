@@ -21,7 +21,7 @@ TOOLS = {
 # A library of these tests is a text whose words are its cubins.
 CUOBJDUMP = """#!/bin/sh
 case $(cat "$3") in *broken*) echo "not an ELF file" >&2; exit 1 ;; esac
-for word in $(cat "$3"); do echo "$word" >"x.$word.sm_120a.cubin"; done
+for word in $(cat "$3"); do n=$((n + 1)); echo "$word" >"x.$n.sm_120a.cubin"; done
 """
 
 
