@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +71,18 @@ class Setup:
         scales = torch.tensor([call.sm_scale, call.k_scale, call.v_scale])
         assert torch.equal(torch.tensor([found.sm_scale, found.k_scale, found.v_scale]), scales)
         assert (found.rel_l2, found.bound) == (self.harness.record.last_rel_l2, 0.02)
+
+
+def resident() -> int:
+    """Bytes of this process's memory that are there."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_box_that_no_call_needs_takes_no_memory() -> None:
+    before = resident()
+    box = Box(CPU, 1 << 28)
+    assert box.size == 1 << 28
+    assert resident() - before < 1 << 24
 
 
 @pytest.mark.parametrize("mask", ["tree", "any", "chain"])

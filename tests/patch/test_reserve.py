@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kdtree_verify.native.abi import Status
+from kdtree_verify.native.library import Library
 from rig import Rig
 
 EARLY, LATE = "before the KV pool is sized", "out of what the KV pool has left"
@@ -59,6 +61,15 @@ def test_a_backend_that_comes_first_allocates_and_says_so(arm, caplog) -> None:
     Rig()
     (line,) = lines(caplog)
     assert LATE in line
+
+
+def test_a_gpu_that_the_library_is_not_built_for_ends_the_process(arm, monkeypatch, capsys) -> None:
+    arm("on")
+    monkeypatch.setattr(Library, "supports_device", lambda *_: Status.ERR_DEVICE)
+    with pytest.raises(SystemExit) as end:
+        Rig()
+    assert end.value.code == 66
+    assert capsys.readouterr().err.startswith("kdtree: the kernel library has no code for this GPU: cpu, ")
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -11,7 +11,7 @@ import pytest
 import made
 from kdtree_verify.config import from_environment
 from kdtree_verify.evidence import files, history
-from kdtree_verify.verdict import command, text, thresholds
+from kdtree_verify.verdict import command, ranges, text, thresholds
 from kdtree_verify.verdict.document import Report
 from kdtree_verify.verdict.judge import Verdict
 
@@ -70,8 +70,12 @@ def test_it_fits_a_terminal(report: Report) -> None:
 
 
 def test_a_model_s_name_does_not_steer_the_terminal(report: Report) -> None:
-    setup = replace(report.evidence.setup, model="m\x1b[2J\x07")
+    setup = replace(report.evidence.setup, model="m\x1b[2J\x07\tn")
     evidence = replace(report.evidence, setup=setup)
     shown = text.text(replace(report, evidence=evidence))
-    assert "m?[2J?" in shown
+    assert "m?[2J? n" in shown
     assert shown.replace("\n", "").isprintable()
+
+
+def test_a_draft_s_layer_is_not_the_target_s_of_that_number() -> None:
+    assert [ranges.layer(model, 3) for model in ("target", "draft")] == ["layer 3", "draft layer 3"]
