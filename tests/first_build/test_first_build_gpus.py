@@ -56,3 +56,5 @@ def test_a_docker_that_has_no_gpus(program: Program, with_gpus: Site) -> None:
     program("docker", "echo 'could not select device driver \"\" with capabilities: [[gpu]]' >&2; exit 125")
     with pytest.raises(NotSo, match="ends without a report: could not select device driver"):
         gpus.selftest(with_gpus)
+    with pytest.raises(NotSo, match="kdtree doctor ends with 125: could not select device driver"):
+        gpus.doctor(with_gpus)

@@ -153,6 +153,7 @@ def test_the_verdict(statuses: dict[str, Status], told: str) -> None:
 @pytest.fixture
 def hidden() -> Callable[[str], str]:
     environment = {"HF_TOKEN": "hf_abcdef", "API_KEY": "k", "HOSTKEYS": "plain", "PATH": "/usr/bin"}
+    environment |= {"OTHER_TOKEN": "hf_abc"}  # begins another one
     environment |= {"GH_PAT": "ghp_abc", "DB_PASS": "hunter2", "HTTPS_PROXY": "http://me:pa/ss@proxy:8080"}
     return Privacy(environment, ("gpu-box-7", "10.1.2.3")).text
 
