@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import resource
@@ -17,7 +18,7 @@ import registry_server
 from cutting_proxy import cut_after
 from kdtree_verify import contract
 from oci.errors import RegistryError
-from pinning import check, cli, lockfile, relock, update, upstream, verify
+from pinning import change, check, cli, lockfile, nightlies, relock, update, upstream, verify
 from registry_server import Registry
 from small_images import Pushed, layer, push
 
@@ -148,6 +149,14 @@ def test_the_change_is_one_diff_that_keeps_to_its_pins(
     assert moved["images"]["sglang"]["manifest"] == good.manifest
     assert moved["sglang"]["commit"] == GOOD_COMMIT
     assert f"FROM lmsysorg/sglang:{GOOD}@{good.index} AS base" in (tmp_path / "docker/Dockerfile").read_text()
+
+
+def test_a_change_that_would_not_keep_to_its_pins_is_none(good: Pushed, tmp_path: Path) -> None:
+    found = upstream.find(upstream.client(PINNED["name"]), good.index, "linux/amd64")
+    nightly = nightlies.parse(GOOD)
+    assert nightly is not None
+    with pytest.raises(lockfile.PinsError, match=r"the changed files would not keep to pins\.toml: .*digest"):
+        change.diff(PINS, nightly, dataclasses.replace(found, digest="sha256:12"), [], tmp_path)
 
 
 def test_nothing_is_newer(registry: Registry, diff: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
