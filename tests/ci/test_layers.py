@@ -32,7 +32,7 @@ def test_a_folder_that_was_made_anew_hides_the_one_below(tmp_path: Path) -> None
 
 
 def test_nothing_is_written_outside(tmp_path: Path) -> None:
-    content = layer({"a/sglang/../../../out.py": b"", "b/other.py": b"", "a/sglang/in.py": b""})
+    content = layer({"a/sglang/../out.py": b"", "b/other.py": b"", "a/sglang/in.py": b""})
     assert take(tmp_path, content) == ["sources/in.py"]
 
 

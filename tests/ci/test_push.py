@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,13 @@ def found(*entries: dict[str, Any]) -> Manifest:
     return push._platform_manifest({"manifests": [entry(index, INDEX_TYPES[0])]}, small)
 
 
+def docker(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the engine's client is this."""
+    (folder / "docker").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
 def test_an_attestation_is_no_image() -> None:
     assert found(entry(IMAGE), entry(OTHER, os="unknown")).body == IMAGE
 
@@ -37,10 +46,21 @@ def test_two_platforms_are_not_one_image() -> None:
 
 
 @pytest.mark.parametrize("gone", ["sha256:c", "sha256:l"])
-def test_what_neither_the_engine_nor_the_registry_has(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_neither_the_engine_nor_the_registry_has(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"index.json": json.dumps({"manifests": [entry(IMAGE)]}).encode()}
+    files |= {f"blobs/sha256/{digest_of(IMAGE).removeprefix('sha256:')}": IMAGE}
+    with tarfile.open(tmp_path / "saved.tar", "w") as archive:
+        for name, body in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    docker(tmp_path, f'[ "$1" = info ] && echo io.containerd.snapshotter || cat {tmp_path}/saved.tar', monkeypatch)
     monkeypatch.setattr(Client, "has_blob", lambda _, digest: digest != gone)
+    monkeypatch.setattr(Client, "put_manifest", lambda *_: pytest.fail("it was named"))
     with pytest.raises(RegistryError, match=f"the engine has no {gone} any more"):
-        push._need(Client(names.repository("registry.example/x")), found(entry(IMAGE)), {digest_of(IMAGE): IMAGE})
+        push.push("x", Client(names.repository("registry.example/x")))
 
 
 @pytest.mark.parametrize(
@@ -53,8 +73,6 @@ def test_what_neither_the_engine_nor_the_registry_has(gone: str, monkeypatch: py
 def test_an_engine_that_keeps_no_image_as_it_is_pushed(
     script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "docker").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    docker(tmp_path, script, monkeypatch)
     with pytest.raises(RegistryError, match=words):
         push.push("x", Client(names.repository("registry.example/x")))
