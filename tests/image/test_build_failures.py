@@ -20,6 +20,7 @@ from engine_clients import clients_path
 from engine_debs import DebsError
 from engine_private import PrivateEngine
 from faulty_registry import FaultyRegistry
+from reproducing.archive import Archive
 
 pytestmark = [
     pytest.mark.docker,
@@ -148,8 +149,11 @@ def test_an_archive_is_what_the_engine_loads_and_has_the_commit_s_time(tiny: Tin
         os.utime(tiny.source / "content", (mtime, mtime))
         assert tiny.start(f"--archive={archive}", "--tag", TAG).wait(60) == 0
         ids.append(tiny.named())
-        index = subprocess.run(["tar", "-xOf", archive, "index.json"], capture_output=True, check=True).stdout
-        assert json.loads(index)["manifests"][0]["digest"] == ids[-1]
+        found = Archive(archive)
+        assert found.manifest_digest == ids[-1]
+        (layer,) = found.layers
+        with found.unpacked(layer) as members:
+            assert {member.mtime for member in members} == {1_000_000_000}
     assert ids[0] == ids[1]
 
 
