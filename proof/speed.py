@@ -120,7 +120,7 @@ def _pieces(url: str, request: dialogue.Request) -> Iterator[tuple[int, dict[str
 
 
 SERVERS = (*((mode, LAYERS[0]) for mode in ("off", "on", "validate")), *((mode, LAYERS[1]) for mode in ("off", "on")))
-"""Modes and layers, in the order in which they are measured."""
+"""Modes and layers, in the order in which a cell is measured."""
 
 
 def cells_of(layers: int) -> tuple[Cell, ...]:
@@ -133,12 +133,16 @@ def name_of(mode: str, layers: int) -> str:
 
 
 def left(times: Times) -> list[tuple[str, Cell]]:
-    """Servers' names and the cells of theirs that are not measured, in order."""
+    """Servers' names and the cells of theirs that are not measured, in order.
+
+    A cell's servers follow each other, so that what is compared is measured at one time; the cells that take longest
+    come last, so that a run that is cut short lacks those alone.
+    """
     return [
         (name, cell)
+        for cell in sorted(CELLS, key=lambda cell: cell.context * cell.batch)
         for mode, layers in SERVERS
-        for cell in cells_of(layers)
-        if cell.name not in times.get(name := name_of(mode, layers), {})
+        if cell in cells_of(layers) and cell.name not in times.get(name := name_of(mode, layers), {})
     ]
 
 

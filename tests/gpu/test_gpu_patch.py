@@ -163,6 +163,7 @@ def test_on_answers_itself(library) -> None:
 def test_replays_count_though_python_is_not_there(library, mode) -> None:
     setup = Setup(library, mode)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         setup.ours(layer(0))
     torch.cuda.synchronize()

@@ -229,7 +229,7 @@ def test_compute_sanitizer(tool: str, tmp_path: Path) -> None:
         environment["KDTREE_LIBRARY_DIR"] = str(library_for_racecheck(tmp_path))
         command.append("--num-cuda-barriers=64")  # how many mbarriers it keeps track of
     done = subprocess.run(
-        [*command, sys.executable, program], env=environment, capture_output=True, text=True, timeout=400
+        [*command, sys.executable, program], env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "ERROR SUMMARY: 0 errors" in done.stdout or "0 hazards" in done.stdout, done.stdout[-2000:]

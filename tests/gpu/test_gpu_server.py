@@ -55,7 +55,8 @@ def new_launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., GpuLau
     maker.write(model, SIZE)
 
     def launch(mode: str, **environment: str) -> GpuLaunch:
-        return GpuLaunch(START, mode, model, tmp_path_factory.mktemp(mode), environment=environment)
+        folder = tmp_path_factory.mktemp(mode)
+        return GpuLaunch(START, mode, model, folder, context=SIZE.context, environment=environment)
 
     return launch
 
@@ -205,6 +206,8 @@ def give_up(server: Server, request: Request) -> None:
     connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
     with connection.getresponse() as response:
         for _ in range(3):
-            assert response.readline().startswith(b"data: ")
+            piece = response.readline()
+            assert piece.startswith(b"data: {"), piece
+            assert b'"error"' not in piece, piece
             response.readline()
     connection.close()

@@ -15,8 +15,7 @@ from kdtree_verify import selftest
 from kdtree_verify.config import Device, from_environment
 from kdtree_verify.errors import SelftestFailed, UsageError
 from kdtree_verify.native import library
-from kdtree_verify.native.abi import V_DIM, DType, VerifyArgs
-from kdtree_verify.native.call import DTYPES
+from kdtree_verify.native.abi import V_DIM, DType
 from kdtree_verify.selftest import golden
 from kdtree_verify.selftest.report import CaseResult
 from kdtree_verify.selftest.runner import bounds
@@ -207,41 +206,3 @@ def test_the_bound_is_a_few_percent_of_what_is_recorded():
         recorded = golden.load_recorded()[request.name].abs().mean(dim=(0, 1))
         assert recorded[0] > (20 if request.codes else 30) * column
         assert recorded[1] > 10 * signed_sum
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "draft_tokens"), [(1, 1), (8, 16), (12, 5), (16, 64), (20, 33), (128, 256)])
-def test_the_cuda_library_passes_on_this_gpu(heads, draft_tokens):
-    cuda = library.load(from_environment().library_dir, Device.CUDA)
-    report = selftest.run(cuda, torch.device("cuda:0"), heads, draft_tokens)
-    print(report.summary(), report.seconds)
-    report.raise_if_failed()
-    assert {case.mode for case in report.cases} == {"eager", "graph"}
-    taken = {shape.name for shape in SHAPES if DTYPES[shape.first.pool_dtype] in cuda.description.pool_dtypes}
-    assert taken < {case.shape for case in report.cases}
-    assert {case.variant for case in report.cases} - {0} == set(range(1, len(cuda.description.variants) + 1))
-
-
-class _WrongScale(library.Library):
-    def verify(self, args: VerifyArgs) -> int:
-        args.sm_scale *= 1.02
-        return super().verify(args)
-
-
-@pytest.mark.gpu
-def test_a_cuda_library_that_is_wrong_fails_eager_and_in_the_graph():
-    cuda = library.load(from_environment().library_dir, Device.CUDA)
-    wrong = _WrongScale(cuda.description, cuda.functions)
-    report = selftest.run(wrong, torch.device("cuda:0"), 8, 16)
-    right = selftest.run(cuda, torch.device("cuda:0"), 8, 16)
-    ways = {(case.shape, case.mode) for case in right.cases} - {
-        (case, mode) for case in ("record", "compare") for mode in ("eager", "graph")
-    }
-    assert {(case.shape, case.mode) for case in report.failures} == ways
-
-
-@pytest.mark.gpu
-def test_inputs_on_the_gpu_are_those_on_the_cpu():
-    for request in golden.REQUESTS.values():
-        gpu = golden.pool_rows(request, torch.device("cuda:0")).cpu()
-        assert torch.equal(gpu.view(torch.uint8), golden.pool_rows(request, CPU).view(torch.uint8))
