@@ -2,12 +2,16 @@
 
 One server is asked at a time, the others wait. A cell is a batch of prompts of one length; what is timed begins when
 each of them has its first token and ends when the first of them is done, so that the whole batch decodes all along.
-Steps are tokens by SGLang's accept length.
+A step's time is the median between the pieces of an answer, so that a hiccup of the server or of this process is no
+part of it. Alone, an answer has a piece for each step; a batch's come less often, their steps are tokens by accept
+length.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +37,10 @@ LAYERS = (2, 4)
 """Of the two models whose difference is what a layer takes."""
 FULL_LAYERS = 27
 """DeepSeek-V2-Lite's: its other layers are of experts, which are taken to be as fast."""
-TOKENS = 96
+TOKENS = 768
 WARMING_TOKENS = 16
+BATCH_INTERVAL = 16
+"""Tokens of a piece of a batch's answers: one for each step of 16 would keep the server's Python busier than the GPU."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,8 @@ class Timed:
     """What a server took for a cell.
 
     Attributes:
-        tokens_a_second: Of the whole batch.
-        step_ms: Of a verify step of the batch, drafting and sampling included.
+        tokens_a_second: Of the whole batch, hiccups and all.
+        step_ms: Of a verify step of the batch, drafting and sampling included; the median.
         accept_length: Tokens of a step and request.
     """
 
@@ -72,7 +78,7 @@ class Timed:
 
 @dataclass
 class Progress:
-    """One prompt's answer as it comes: tokens so far by time, and verify steps."""
+    """One prompt's answer as it comes: tokens so far by time; at its end SGLang's count of verify steps."""
 
     seen: list[tuple[float, int]] = field(default_factory=list)
     steps: int = 0
@@ -83,6 +89,13 @@ class Progress:
 
     def tokens_at(self, at: float) -> int:
         return max((tokens for seen, tokens in self.seen if seen <= at), default=0)
+
+    def pieces(self, begun: float, ended: float) -> Iterator[tuple[float, int]]:
+        """Seconds and tokens from one piece to the next within that time."""
+        within = [(at, tokens) for at, tokens in self.seen if begun <= at <= ended]
+        for (before, fewer), (at, tokens) in itertools.pairwise(within):
+            if tokens > fewer:
+                yield at - before, tokens - fewer
 
 
 def time_cell(url: str, cell: Cell, tokens: int = TOKENS) -> Timed:
@@ -105,14 +118,19 @@ def timed(answers: Sequence[Progress]) -> Timed:
     if ended <= begun or made <= 0:
         raise ValueError("no time in which the whole batch was decoded: more tokens are needed")
     steps = sum(answer.steps for answer in answers)
-    accept = sum(answer.seen[-1][1] for answer in answers) / steps if steps else 1.0
-    seconds = ended - begun
-    return Timed(made / seconds, 1e3 * seconds / (made / len(answers) / accept), accept)
+    if not steps:
+        raise ValueError("SGLang counted no verify steps")
+    accept = sum(answer.seen[-1][1] for answer in answers) / steps
+    pieces = [piece for answer in answers for piece in answer.pieces(begun, ended)]
+    step = statistics.median(s if len(answers) == 1 else s * accept / tokens for s, tokens in pieces)
+    return Timed(made / (ended - begun), 1e3 * step, accept)
 
 
 def _pieces(url: str, request: dialogue.Request) -> Iterator[tuple[int, dict[str, Any]]]:
     """The stream's pieces: which prompt's, and its meta_info."""
-    with conversation.generate(url, request.body() | {"stream": True}) as response:
+    body = request.body() | {"stream": True}
+    body["sampling_params"]["stream_interval"] = 1 if len(request.lengths) == 1 else BATCH_INTERVAL
+    with conversation.generate(url, body) as response:
         for line in response:
             if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                 piece = json.loads(line[6:])

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# Calls are drawn on the CPU: with a thread for each of many cores they wait for each other, the more so beside servers.
+os.environ.setdefault("OMP_NUM_THREADS", "4")
 sys.path[:0] = [str(ROOT / "patch" / "src"), *(str(ROOT / "tests" / name) for name in ("kernel", "patch"))]
 
 

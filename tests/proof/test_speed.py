@@ -40,11 +40,22 @@ def test_one_request() -> None:
 
 
 def test_only_while_the_whole_batch_is_decoded() -> None:
-    # The second begins 50 ms later and both go on until the first ends: 60 ms, 6 pieces of 2 tokens each.
-    both = [answered(0.0, 0.01, 12, 2, 12), answered(0.05, 0.01, 30, 2, 30)]
+    # The second begins 50 ms later and both go on until the first ends: 60 ms, 6 pieces of 2 tokens each. A piece is
+    # two steps: SGLang counts 84 of a token each.
+    both = [answered(0.0, 0.01, 12, 2, 24), answered(0.05, 0.01, 30, 2, 60)]
     found = speed.timed(both)
     assert found.tokens_a_second == pytest.approx(2 * 12 / 0.06)
+    assert found.accept_length == 1
+    assert found.step_ms == pytest.approx(5)
+
+
+def test_a_hiccup_is_no_step() -> None:
+    late = answered(0.0, 0.01, 6, 2, 6)
+    for at, tokens in answered(1.0, 0.01, 6, 2, 6).seen:
+        late.add(at, 12 + tokens, 12)
+    found = speed.timed([late])
     assert found.step_ms == pytest.approx(10)
+    assert found.tokens_a_second == pytest.approx(22 / 1.05)
 
 
 def test_a_batch_that_never_decodes_together_is_no_measurement() -> None:
@@ -52,6 +63,8 @@ def test_a_batch_that_never_decodes_together_is_no_measurement() -> None:
         speed.timed([answered(0.0, 0.01, 3, 1, 3), answered(1.0, 0.01, 3, 1, 3)])
     with pytest.raises(ValueError, match="not answered"):
         speed.timed([answered(0.0, 0.01, 3, 1, 3), Progress()])
+    with pytest.raises(ValueError, match="no verify steps"):
+        speed.timed([answered(0.0, 0.01, 3, 1, 0)])
 
 
 def test_the_full_model_is_estimated_by_its_layers() -> None:
