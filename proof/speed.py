@@ -40,7 +40,7 @@ FULL_LAYERS = 27
 TOKENS = 768
 WARMING_TOKENS = 16
 BATCH_INTERVAL = 16
-"""Tokens of a piece of a batch's answers: one for each step of 16 would keep the server's Python busier than the GPU."""
+"""Tokens of a piece of a batch's answers: one for each step of 16 keeps the server's Python busier than the GPU."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Progress:
     def tokens_at(self, at: float) -> int:
         return max((tokens for seen, tokens in self.seen if seen <= at), default=0)
 
-    def pieces(self, begun: float, ended: float) -> Iterator[tuple[float, int]]:
+    def gaps(self, begun: float, ended: float) -> Iterator[tuple[float, int]]:
         """Seconds and tokens from one piece to the next within that time."""
         within = [(at, tokens) for at, tokens in self.seen if begun <= at <= ended]
         for (before, fewer), (at, tokens) in itertools.pairwise(within):
@@ -100,10 +100,10 @@ class Progress:
 
 def time_cell(url: str, cell: Cell, tokens: int = TOKENS) -> Timed:
     """Asks once to warm, then once to time. Raises OSError, and ValueError where there was nothing to time."""
-    for _ in _pieces(url, cell.request(WARMING_TOKENS)):
+    for _ in pieces(url, cell.request(WARMING_TOKENS)):
         pass
     answers = [Progress() for _ in range(cell.batch)]
-    for index, meta in _pieces(url, cell.request(tokens)):
+    for index, meta in pieces(url, cell.request(tokens)):
         answers[index].add(time.monotonic(), int(meta["completion_tokens"]), int(meta.get("spec_verify_ct") or 0))
     return timed(answers)
 
@@ -121,13 +121,13 @@ def timed(answers: Sequence[Progress]) -> Timed:
     if not steps:
         raise ValueError("SGLang counted no verify steps")
     accept = sum(answer.seen[-1][1] for answer in answers) / steps
-    pieces = [piece for answer in answers for piece in answer.pieces(begun, ended)]
-    step = statistics.median(s if len(answers) == 1 else s * accept / tokens for s, tokens in pieces)
+    gaps = [gap for answer in answers for gap in answer.gaps(begun, ended)]
+    step = statistics.median(s if len(answers) == 1 else s * accept / tokens for s, tokens in gaps)
     return Timed(made / (ended - begun), 1e3 * step, accept)
 
 
-def _pieces(url: str, request: dialogue.Request) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The stream's pieces: which prompt's, and its meta_info."""
+def pieces(url: str, request: dialogue.Request) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The stream's pieces as they come: which prompt's, and its meta_info."""
     body = request.body() | {"stream": True}
     body["sampling_params"]["stream_interval"] = 1 if len(request.lengths) == 1 else BATCH_INTERVAL
     with conversation.generate(url, body) as response:

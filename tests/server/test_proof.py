@@ -11,11 +11,12 @@ import pytest
 
 from demo import model as maker
 from demo.verdict import differences
-from proof import answers, dialogue, exact
+from proof import answers, dialogue, exact, speed
 from proof.answers import Job, Servers
 from proof.dialogue import Request
 from proof.results import Identity, Results
 from proof.server import Launch, started
+from proof.speed import Cell
 from proof.starts import EXACT, Start
 from serving import NGRAM
 from serving import Launch as CpuLaunch
@@ -84,6 +85,23 @@ def test_a_server_that_attends_in_float32_answers_as_stock_does(folder: Path, tm
         server.wait_ready()
         assert all(d.near_tie for d in differences(off.answers, dialogue.hold(server.url, ASKED)))
         assert exact.ANSWERED in server.log()
+
+
+def test_a_real_stream_has_a_piece_for_each_step_alone_and_fewer_in_a_batch(folder: Path, tmp_path: Path) -> None:
+    model = next((folder / "models").iterdir())
+    with started(CpuLaunch(model, tmp_path / "server", "off", NGRAM)) as server:
+        server.wait_ready()
+        alone = [meta for _, meta in speed.pieces(server.url, Cell(30, 1).request(16))]
+        tokens = 3 * speed.BATCH_INTERVAL
+        batch = [index for index, _ in speed.pieces(server.url, Cell(30, 2).request(tokens))]
+        timed = speed.time_cell(server.url, Cell(30, 2), tokens)
+    made = [meta["completion_tokens"] for meta in alone]
+    assert len(set(made)) == 1 + alone[-1]["spec_verify_ct"]  # prefill makes the first token
+    assert made[-1] == 16
+    assert set(batch) == {0, 1}
+    assert len(batch) <= 2 * (1 + 3 + 1)  # the first token, an interval each, the end
+    assert 1 <= timed.accept_length <= START.drafts
+    assert timed.step_ms > 0
 
 
 def test_stock_is_not_taken_for_float32(folder: Path, tmp_path: Path) -> None:
