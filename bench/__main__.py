@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from kdtree_verify.errors import DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
+from kdtree_verify.errors import ContractError, DeviceError, ExitCode, KdtreeError, LibraryError, UsageError
 
 from . import cells, model
 from .results import Results
@@ -20,6 +20,7 @@ Times kdtree_verify on an NVIDIA GPU beside SGLang's kernel, FlashInfer's and th
 
   ci/bench [table]        the table with every peer, the goals, and the model's estimates
   ci/bench --pool e4m3    the table on an fp8 pool, beside the same on bf16
+  ci/bench modes          what a call costs with on, with on that samples, and with validate
   ci/bench grid           the grid against SGLang's kernel, as far as the time allows; again to go on
   ci/bench plot FILE      draws a file of results; needs no GPU
   ci/bench compare FILE   holds a file of results to the card's record; needs no GPU"""
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parsed.add_argument("what", nargs="?", choices=["table", "grid", "plot", "compare"], default="table")
+    parsed.add_argument("what", nargs="?", choices=["table", "modes", "grid", "plot", "compare"], default="table")
     parsed.add_argument("file", nargs="?", type=Path, help="of results, for plot and compare")
     parsed.add_argument(
         "--pool", choices=sorted(cells.POOLS), default="bf16", help="the pool's elements, for the table"
@@ -55,8 +56,10 @@ def main(argv: list[str]) -> int:
     asked = parser().parse_args(argv)
     if not 0 < asked.minutes <= 600:
         raise UsageError("--minutes is out of range", str(asked.minutes), "give 0 .. 600")
-    if asked.what == "grid" and asked.pool != "bf16":
-        raise UsageError("the grid is of bf16 pools", f"--pool {asked.pool}", "leave --pool out, or time the table")
+    if asked.what in ("grid", "modes") and asked.pool != "bf16":
+        raise UsageError(
+            f"{asked.what} is of bf16 pools", f"--pool {asked.pool}", "leave --pool out, or time the table"
+        )
     if (asked.what in ("plot", "compare")) != (asked.file is not None):
         raise UsageError("plot and compare take a file, the others none", str(asked.file), "see ci/bench --help")
     needs_gpu = asked.file is None and not asked.dry_run
@@ -91,7 +94,7 @@ def compared(file: Path) -> int:
 
 def dry_run(asked: argparse.Namespace) -> int:
     """Lists what would be timed."""
-    listed = cells.needed(asked.pool, asked.what == "grid")
+    listed = cells.needed(asked.what, asked.pool)
     for cell in listed:
         print(f"{cell.key:<28} {cell.pool_bytes / 1e6:10.2f} MB {cell.flops / 1e9:12.2f} GFLOP")
     print(f"{len(listed)} cells")
@@ -107,7 +110,7 @@ def timed(asked: argparse.Namespace) -> int:
     from kdtree_verify.config import Device
     from kdtree_verify.native.library import load
 
-    from . import ceilings, environment, peers, report, runner, sections
+    from . import ceilings, environment, modes, peers, report, runner, sections
     from .contenders import Kdtree
     from .inputs import Inputs
     from .timing import GpuTimer
@@ -131,14 +134,18 @@ def timed(asked: argparse.Namespace) -> int:
     run["clocks"] = environment.clocks()
     run["own_stock"] = peers.own_stock(capability)
     grid = asked.what == "grid"
-    found, run["missing_peers"] = peers.load(sections.peers_needed(asked.pool, grid, run["own_stock"]), device)
+    wanted = sections.peers_needed(asked.what, asked.pool, run["own_stock"])
+    found, run["missing_peers"] = peers.load(wanted, device)
+    if asked.what == "modes" and run["missing_peers"]:
+        missing = "; ".join(run["missing_peers"].values())
+        raise ContractError("no SGLang kernel for the modes to run", missing, "run ci/bench-peers")
     run["rows"] = []
 
     line = report.RowLine(cells.Ceilings(run["ceilings"]["copy"], run["ceilings"]["mma"]))
     print("\n".join(report.head(run, run["missing_peers"])), flush=True)
     rotation = max(256 << 20, 4 * torch.cuda.get_device_properties(device).L2_cache_size)
     memory = runner.memory_to_use(device)
-    fitting = [cell for cell in cells.needed(asked.pool, grid) if runner.memory_needed(cell, 1) <= memory]
+    fitting = [cell for cell in cells.needed(asked.what, asked.pool) if runner.memory_needed(cell, 1) <= memory]
     bench = runner.Bench(
         inputs=Inputs(device, runner.slots(fitting, rotation)),
         timer=GpuTimer(replays=5, replay_us=1000) if grid else GpuTimer(replays=15, replay_us=4000),
@@ -158,6 +165,10 @@ def timed(asked: argparse.Namespace) -> int:
     )
     if grid:
         run = sections.run_grid(session, run)
+    elif asked.what == "modes":
+        (stock,) = found
+        assert isinstance(stock, peers.Stock)
+        run = sections.run_modes(session, run, modes.contenders(library, stock.extend_attention_fwd, device))
     elif asked.pool == "bf16":
         run = sections.run_table(session, run)
     else:

@@ -89,6 +89,10 @@ MIXED = tuple(replace(LONG, short=short) for short in (0, 1, 3, 7))
 """One very long request alone, and beside short ones."""
 
 
+MODES = tuple(Cell(*shape) for shape in ((1, 8, 16, 1 << 10), (1, 8, 16, 32 << 10), (8, 8, 16, 8 << 10)))
+"""Of which it is told what each mode costs."""
+
+
 def grid() -> list[Cell]:
     """Every cell of the grid, in an order in which any first part is a sample of the whole."""
     cells = [
@@ -102,10 +106,12 @@ def grid() -> list[Cell]:
     return cells
 
 
-def needed(pool: str, whole_grid: bool) -> list[Cell]:
-    """Every cell that a run times, in its order."""
-    if whole_grid:
+def needed(what: str, pool: str) -> list[Cell]:
+    """Every cell that a run times, in its order: of "grid", "modes" or "table"."""
+    if what == "grid":
         return grid()
+    if what == "modes":
+        return list(MODES)
     if pool != "bf16":
         return [*TABLE, *(replace(cell, pool=pool) for cell in TABLE)]
     return [*TABLE, *SMALL, *MIXED]

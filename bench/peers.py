@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -64,12 +65,12 @@ class Stock:
     def _launch(self, call: Call, out: torch.Tensor) -> Launch:
         # The parameters that every release since 0.5.10 has; what follows them stays at its default.
         arguments = call._replace(o_extend=out)[: Call._fields.index("sm_scale") + 1]
+        return lambda: self.extend_attention_fwd(*arguments)
 
-        def launch() -> None:
-            setattr(self.module, "CUDA_CAPABILITY", self.capability)  # noqa: B010
-            self.module.extend_attention_fwd(*arguments)
-
-        return launch
+    def extend_attention_fwd(self, *arguments: Any) -> None:
+        """SGLang's function, with this tile."""
+        setattr(self.module, "CUDA_CAPABILITY", self.capability)  # noqa: B010
+        self.module.extend_attention_fwd(*arguments)
 
 
 class FlashInfer:

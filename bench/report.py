@@ -14,8 +14,9 @@ NAMES = {
     "stock_sm120": "SGLang 32x32",
     "flashinfer_fa2": "fa2",
     "flashinfer_fa3": "fa3",
+    "sampled": "on, sampled",
 }
-"""Contenders as tables and plots name them: SGLang's kernel by its tile of queries and keys."""
+"""Contenders as tables and plots name them, where that is not their key: SGLang's by its tile of queries and keys."""
 
 
 def head(run: Run, peers: dict[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The three runs: the table with every peer, the same on an fp8 pool, and the grid in parts."""
+"""The runs: the table with every peer, the same on an fp8 pool, the grid in parts, what a mode costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from . import model, verdict
-from .cells import LONG, MIXED, SMALL, TABLE, Cell, grid
+from .cells import LONG, MIXED, MODES, SMALL, TABLE, Cell, grid
 from .contenders import Contender
 from .results import Results, Run, finished
 from .runner import Bench, Deadline, Row
@@ -56,9 +56,9 @@ class Session:
         return rows
 
 
-def peers_needed(pool: str, whole_grid: bool, own_stock: str) -> list[str]:
+def peers_needed(what: str, pool: str, own_stock: str) -> list[str]:
     """Names of the peers that a run compares with."""
-    if whole_grid or pool != "bf16":
+    if what != "table" or pool != "bf16":
         return [own_stock]
     return list(dict.fromkeys([*PEERS_OF_TABLE, own_stock]))
 
@@ -107,6 +107,20 @@ def run_grid(session: Session, run: Run) -> Run:
     for row in verdict.slower_cells(run["rows"], session.own_stock):
         session.say(f"slower than SGLang's: {session.line(row)}")
     return _close(session, "grid", run)
+
+
+def run_modes(session: Session, run: Run, modes: Sequence[Contender]) -> Run:
+    """What a call costs in each mode, beside the kernel's and stock's alone."""
+    contenders = [*session.contenders([session.own_stock]), *modes]
+    for cell in MODES:
+        if session.deadline.passed():
+            session.say(f"time is up before {cell.key}: its row and what follows are missing")
+            break
+        run["rows"].append(session.bench.run(cell, contenders))
+        session.say(session.line(run["rows"][-1]))
+    session.results.sections["modes"] = run
+    session.results.save()
+    return run
 
 
 def _close(session: Session, name: str, run: Run) -> Run:

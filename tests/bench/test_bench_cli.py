@@ -38,6 +38,7 @@ def bench(*arguments: str, python: str = sys.executable) -> subprocess.Completed
             ["table", "x.json"],
             ["--minutes", "nan"],
             ["grid", "--pool", "e4m3"],
+            ["modes", "--pool", "e4m3"],
         ),
         *(["--dry"], ["--hel"]),
         ["--results", "/proc/x/y.json"],
@@ -70,6 +71,8 @@ def test_without_a_gpu_it_says_so(arguments: list[str]) -> None:
         (["plot", "x.json"], "no"),
         (["--into", "x", "plot", "x.json"], "no"),
         (["grid", "--dry-run"], "no"),
+        (["modes"], "yes"),
+        (["modes", "--dry-run"], "no"),
     ],
 )
 def test_what_needs_a_gpu(

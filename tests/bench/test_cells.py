@@ -32,6 +32,6 @@ def test_a_mixed_cell_counts_its_short_requests() -> None:
 
 
 def test_a_run_on_fp8_times_bf16_too() -> None:
-    cells = needed("e4m3", whole_grid=False)
+    cells = needed("table", "e4m3")
     assert [cell.pool for cell in cells] == ["bf16"] * len(TABLE) + ["e4m3"] * len(TABLE)
     assert cells[-1].pool_bytes * 2 == TABLE[-1].pool_bytes

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from bench import cells, plot, report, sections
+from bench import cells, modes, plot, report, sections
 from bench.cells import Cell
 from bench.contenders import Kdtree
 from bench.results import Results
 from bench.runner import Bench, Deadline
-from bench_samples import H200, MadeUpTimer, Other, a_run
+from bench_samples import CPU, H200, MadeUpTimer, Other, a_run
+from kdtree_verify.native.abi import Status, VerifyArgs
+from kdtree_verify.native.call import Call
+from kdtree_verify.native.library import Library
 
 SHAPES = tuple(Cell(1, 2, 4, prefix) for prefix in (32, 64))
 
@@ -26,6 +29,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "SMALL", tuple(replace(long, prefix=prefix) for prefix in (0, 16)))
     monkeypatch.setattr(sections, "LONG", long)
     monkeypatch.setattr(sections, "MIXED", tuple(replace(long, short=short) for short in (0, 1)))
+    monkeypatch.setattr(sections, "MODES", SHAPES)
     monkeypatch.setattr(sections, "grid", lambda: [Cell(1, 2, 4, 8 * i) for i in range(5)])
 
 
@@ -112,6 +116,47 @@ def test_a_slower_cell_is_listed_and_a_wrong_one_counted(bench: Bench, ours: Kdt
     wrong = Other(ours, "kdtree", us=1.0, spoil=lambda out: out.mul_(2))
     run = sections.run_grid(session(bench, wrong, tmp_path / "y.json", Deadline(600), said), a_run([]))
     assert len(sections.bad_rows(run)) == 5
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_a_mode_costs(bench: Bench, ours: Kdtree, tmp_path: Path) -> None:
+    """On never calls stock; sampling does at each call, with no request where it is not chosen; validate with all."""
+    ran: list[int] = []
+
+    def stock(*arguments: Any) -> None:
+        call = Call(*arguments)
+        ran.append(int(call.qo_indptr[-1]))  # 0 where the gate is shut
+        ours.prepare(SHAPES[0], [call]).launches[0]()
+
+    said: list[str] = []
+    path = tmp_path / "x.json"
+    through = modes.contenders(ours.library, stock, CPU)
+    run = sections.run_modes(session(bench, ours, path, Deadline(600), said), a_run([]), through)
+    assert Results(path).sections["modes"]["rows"] == run["rows"]
+    assert [set(row["times"]) for row in run["rows"]] == [
+        {"kdtree", "stock_sm90", "on", "sampled", "validate"} for _ in SHAPES
+    ]
+    assert not sections.bad_rows(run)
+    assert all(taken["status"] == "timed" for row in run["rows"] for taken in row["times"].values()), run["rows"]
+    assert 0 in ran, "a call that is not chosen reaches stock with no request"
+    assert SHAPES[0].drafts in ran
+    ran.clear()
+    (on,) = (one for one in through if one.name == "on")
+    bench.run(SHAPES[0], [on])
+    assert ran == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_kernel_that_fails_is_not_timed_as_a_mode(bench: Bench, ours: Kdtree, tmp_path: Path) -> None:
+    class Refusing(Library):
+        def verify(self, args: VerifyArgs) -> int:
+            return Status.ERR_LAUNCH
+
+    refusing = Refusing(ours.library.description, ours.library.functions)
+    through = modes.contenders(refusing, lambda *arguments: None, CPU)
+    run = sections.run_modes(session(bench, ours, tmp_path / "x.json", Deadline(600), []), a_run([]), through)
+    for name in ("on", "validate"):
+        assert {row["times"][name]["status"] for row in run["rows"]} == {"failed"}
 
 
 @pytest.fixture(autouse=True)
