@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -40,27 +39,6 @@ def wait_gone(server: Server, seconds: float) -> None:
         time.sleep(0.2)
 
 
-def detokenizers_load_plugins() -> bool:
-    """Whether this SGLang does; 0.5.21 does not (docs/operating/lifecycle.md)."""
-    spec = importlib.util.find_spec("sglang")
-    assert spec is not None
-    assert spec.origin is not None
-    return (
-        "load_plugins()" in Path(spec.origin).with_name("srt").joinpath("managers/detokenizer_manager.py").read_text()
-    )
-
-
-def end_left_detokenizer(server: Server) -> None:
-    """Does as the page says: looks for a detokenizer that was left, and ends it. It has that name after its imports."""
-    deadline = time.monotonic() + 60
-    while not (left := [pid for pid, name in session(server).items() if name.startswith("sglang::detoken")]):
-        assert time.monotonic() < deadline, session(server)
-        if not session(server):  # it had come as far as to ask the kernel
-            return
-        time.sleep(0.2)
-    os.kill(left[0], signal.SIGKILL)
-
-
 def wait_for(server: Server, text: str) -> None:
     deadline = time.monotonic() + 120
     while text not in server.log():
@@ -81,8 +59,6 @@ def test_killed_as_it_loads_and_as_it_serves_then_ended_in_a_request(new_launch:
         wait_for(server, "server_args=")  # its ranks' processes are there and import
         os.kill(server.process.pid, signal.SIGKILL)
         assert server.wait_end() == -signal.SIGKILL
-        if not detokenizers_load_plugins():
-            end_left_detokenizer(server)
         wait_gone(server, 60)
 
     with started(launch) as server:

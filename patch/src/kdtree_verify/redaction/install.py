@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from .. import orphan
 from ..wrap import wrap_once
 from .redactor import Redactor
 
@@ -66,7 +67,8 @@ def _into_children() -> None:
     def make(stock: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             stock(self, *args, **kwargs)
-            # An attribute is pickled with the process that is spawned, and restored before its target runs.
+            # An attribute is pickled with the process that is spawned, and restored before its target runs, if behind
+            # the imports that it needs: so it also looks whether the parent has lived as long.
             self._kdtree_arrival = _Arrival()
 
         return __init__
@@ -78,4 +80,9 @@ class _Arrival:
     """Restored in a child, it installs the filter there with the secrets that its parent knew."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return everywhere, (sorted(_redactor.secrets),)
+        return _arrive, (sorted(_redactor.secrets), orphan.spawning())
+
+
+def _arrive(secrets: list[str], parent: int | None) -> None:
+    everywhere(secrets)
+    orphan.end_if_not_child_of(parent)
