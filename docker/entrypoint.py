@@ -125,10 +125,20 @@ def read_key(path: str) -> str | None:
         if isinstance(error, PermissionError):
             fix = f"{may_read()}, or unset KDTREE_API_KEY_FILE"
         raise UsageError("the API key's file cannot be read", f"{path}: {reason}", fix) from None
-    if not key or len(key.split()) != 1 or key.startswith("-"):
-        found = "nothing" if not key else "more than one word" if len(key.split()) > 1 else "a leading -"
+    if found := wrong_with(key):
         raise UsageError("the API key's file holds no key", f"{path}: {found}", fix)
     return key
+
+
+def wrong_with(key: str) -> str:
+    """Why it is no key; empty where it is one."""
+    if not key:
+        return "nothing"
+    if len(key.split()) > 1:
+        return "more than one word"
+    if not (key.isascii() and key.isprintable()):
+        return "a character beyond printable ASCII (a byte order mark?), with which SGLang answers no request"
+    return "a leading -" if key.startswith("-") else ""
 
 
 # ---- becoming something else

@@ -248,11 +248,11 @@ def test_no_key_file_and_a_device_mean_no_key() -> None:
         assert handed_over(run(*SERVER, KDTREE_API_KEY_FILE=path))["argv"] == SERVER
 
 
-@pytest.mark.parametrize("content", ["", "\n", "two words", "-leading", None])
+@pytest.mark.parametrize("content", ["", "\n", "two words", "-leading", "\ufeffkey", "schlüssel", "k\x7f", None])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
     key = tmp_path / "key"
     if content is not None:
-        key.write_text(content)
+        key.write_text(content, encoding="utf-8")
     line = refusal(run(*SERVER, KDTREE_API_KEY_FILE=str(key), KDTREE_STATE_DIR=str(tmp_path)), USAGE)
     assert str(key) in line
     assert "leading" not in line.replace("a leading -", "")
