@@ -27,6 +27,7 @@ import signal
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,10 +81,15 @@ def with_api_key(arguments: list[str], state_dir: Path, env: Mapping[str, str]) 
     if "--config" in arguments:
         fix = "put 'api-key:' into that file (mode 0600) and unset KDTREE_API_KEY_FILE"
         raise UsageError("SGLang takes one --config", "--config beside KDTREE_API_KEY_FILE", fix)
-    config = state_dir / "server-arguments.yaml"
+    # Of this process alone: a second server with the same folder, which the launcher refuses, must not change the key
+    # of one that has not read it yet.
+    config = state_dir / f"server-arguments-{os.getpid()}.yaml"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        config.unlink(missing_ok=True)
+        for left in state_dir.glob("server-arguments-*.yaml"):
+            if left == config or not os.path.exists(f"/proc/{left.stem.rpartition('-')[2]}"):
+                with suppress(OSError):  # another user's
+                    left.unlink()
         descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             # JSON's strings are YAML's.

@@ -243,6 +243,18 @@ def test_the_api_key_goes_by_file(tmp_path: Path) -> None:
     assert 'se"cret' not in str(told["argv"]) + done.stderr
 
 
+def test_a_second_server_leaves_the_first_ones_key(tmp_path: Path) -> None:
+    """It is refused by the launcher only, and the first may not have read its own yet; what a dead one left goes."""
+    (tmp_path / "key").write_text("second")
+    living, dead = (tmp_path / f"server-arguments-{pid}.yaml" for pid in (os.getpid(), 1 << 30))
+    for path in (living, dead):
+        path.write_text('api-key: "first"\n')
+    done = run(*SERVER, KDTREE_API_KEY_FILE=str(tmp_path / "key"), KDTREE_STATE_DIR=str(tmp_path))
+    assert handed_over(done)["config"] == 'api-key: "second"\n'
+    assert living.read_text() == 'api-key: "first"\n'
+    assert not dead.exists()
+
+
 def test_no_key_file_and_a_device_mean_no_key() -> None:
     for path in ("", "/dev/null"):
         assert handed_over(run(*SERVER, KDTREE_API_KEY_FILE=path))["argv"] == SERVER
