@@ -86,6 +86,11 @@ def with_api_key(arguments: list[str], state_dir: Path, env: Mapping[str, str]) 
     config = state_dir / f"server-arguments-{os.getpid()}.yaml"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
+        owner = state_dir.stat().st_uid
+        if not env.get("KDTREE_STATE_DIR") and owner not in (0, os.geteuid()):
+            # Below /tmp anybody may have made it, and could then put arguments of his own into the file's place.
+            fix = "set KDTREE_STATE_DIR to a folder of this user"
+            raise UsageError("the API key cannot be handed on", f"{state_dir} is user {owner}'s", fix)
         for left in state_dir.glob("server-arguments-*.yaml"):
             if left == config or not os.path.exists(f"/proc/{left.stem.rpartition('-')[2]}"):
                 with suppress(OSError):  # another user's

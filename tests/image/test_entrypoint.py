@@ -255,6 +255,19 @@ def test_a_second_server_leaves_the_first_ones_key(tmp_path: Path) -> None:
     assert not dead.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away, which root may")
+def test_no_key_goes_into_a_folder_that_somebody_else_has_made(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    folder = tmp_path / f"kdtree-{os.getuid()}"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    given = {"KDTREE_API_KEY_FILE": str(tmp_path / "key"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert f"{folder} is user 65534's" in refusal(run(*SERVER, **given), USAGE)
+    assert list(folder.iterdir()) == []
+    # Named by whoever starts the server, it is his word.
+    assert handed_over(run(*SERVER, **given, KDTREE_STATE_DIR=str(folder)))["config"]
+
+
 def test_no_key_file_and_a_device_mean_no_key() -> None:
     for path in ("", "/dev/null"):
         assert handed_over(run(*SERVER, KDTREE_API_KEY_FILE=path))["argv"] == SERVER
