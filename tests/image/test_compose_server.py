@@ -86,7 +86,7 @@ def test_from_its_start_over_two_kills_to_its_stop(client: Any, compose: Callabl
         90,
         lambda: container.exec_run(["kdtree", "status"]).output.decode(),
     )
-    (handed,) = inside("find", "/run/kdtree", "-name", "server-arguments-*.yaml").splitlines()
+    (handed,) = inside("sh", "-c", "ls /run/kdtree/server-arguments-*.yaml").splitlines()
     assert inside("stat", "-c", "%a %u", handed) == "600 1000\n"
     told = json.dumps(container.attrs) + inside("kdtree", "status") + inside("kdtree", "status", "--json")
     for pid in processes(container):
