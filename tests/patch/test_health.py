@@ -258,6 +258,10 @@ def test_a_clock_that_was_set_back(tmp_path):
     folder.rank(0, started_at=later, state_since=later, updated_at=later)
     assert "up 0s" in status_table.table(status.read(tmp_path))
     assert "-86" not in status_table.table(status.read(tmp_path))
+    # A rank that has not written by the new clock is silent, and not so only when the old time has come again.
+    assert "has not reported" in folder.problem()
+    folder.rank(0, started_at=later, state_since=later)
+    assert folder.check()
 
 
 def test_a_pid_that_can_be_none(tmp_path):
@@ -378,7 +382,8 @@ def test_auto_by_tls_takes_the_servers_own_certificate(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/", "http://a/b c", "http://a/é", "http://a..b/"]
+    "url",
+    ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/", "http://a/b c", "http://a/é", "http://a..b/"],
 )
 def test_a_url_that_is_none(tmp_path, url):
     with pytest.raises(UsageError):

@@ -184,7 +184,8 @@ def read(directory: Path) -> Snapshot:
                 document=document,
                 error=rank_error,
                 alive=_alive(document.get("pid")),
-                age=max(0.0, time.time() - float(document.get("updated_at") or 0.0)),
+                # Written later than now, the clock was set back since: a rank that lives writes by the new one soon.
+                age=abs(time.time() - float(document.get("updated_at") or 0.0)),
             )
         )
     server_alive = server is not None and _alive(server.get("pid"))
