@@ -27,6 +27,7 @@ import signal
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,10 +81,20 @@ def with_api_key(arguments: list[str], state_dir: Path, env: Mapping[str, str]) 
     if "--config" in arguments:
         fix = "put 'api-key:' into that file (mode 0600) and unset KDTREE_API_KEY_FILE"
         raise UsageError("SGLang takes one --config", "--config beside KDTREE_API_KEY_FILE", fix)
-    config = state_dir / "server-arguments.yaml"
+    # Of this process alone: a second server with the same folder, which the launcher refuses, must not change the key
+    # of one that has not read it yet.
+    config = state_dir / f"server-arguments-{os.getpid()}.yaml"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        config.unlink(missing_ok=True)
+        owner = state_dir.stat().st_uid
+        if not env.get("KDTREE_STATE_DIR") and owner not in (0, os.geteuid()):
+            # Below /tmp anybody may have made it, and could then put arguments of his own into the file's place.
+            fix = "set KDTREE_STATE_DIR to a folder of this user"
+            raise UsageError("the API key cannot be handed on", f"{state_dir} is user {owner}'s", fix)
+        for left in state_dir.glob("server-arguments-*.yaml"):
+            if left == config or not os.path.exists(f"/proc/{left.stem.rpartition('-')[2]}"):
+                with suppress(OSError):  # another user's
+                    left.unlink()
         descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
             # JSON's strings are YAML's.
@@ -125,10 +136,20 @@ def read_key(path: str) -> str | None:
         if isinstance(error, PermissionError):
             fix = f"{may_read()}, or unset KDTREE_API_KEY_FILE"
         raise UsageError("the API key's file cannot be read", f"{path}: {reason}", fix) from None
-    if not key or len(key.split()) != 1 or key.startswith("-"):
-        found = "nothing" if not key else "more than one word" if len(key.split()) > 1 else "a leading -"
+    if found := wrong_with(key):
         raise UsageError("the API key's file holds no key", f"{path}: {found}", fix)
     return key
+
+
+def wrong_with(key: str) -> str:
+    """Why it is no key; empty where it is one."""
+    if not key:
+        return "nothing"
+    if len(key.split()) > 1:
+        return "more than one word"
+    if not (key.isascii() and key.isprintable()):
+        return "a character beyond printable ASCII (a byte order mark?), with which SGLang answers no request"
+    return "a leading -" if key.startswith("-") else ""
 
 
 # ---- becoming something else

@@ -243,16 +243,41 @@ def test_the_api_key_goes_by_file(tmp_path: Path) -> None:
     assert 'se"cret' not in str(told["argv"]) + done.stderr
 
 
+def test_a_second_server_leaves_the_first_ones_key(tmp_path: Path) -> None:
+    """It is refused by the launcher only, and the first may not have read its own yet; what a dead one left goes."""
+    (tmp_path / "key").write_text("second")
+    living, dead = (tmp_path / f"server-arguments-{pid}.yaml" for pid in (os.getpid(), 1 << 30))
+    for path in (living, dead):
+        path.write_text('api-key: "first"\n')
+    done = run(*SERVER, KDTREE_API_KEY_FILE=str(tmp_path / "key"), KDTREE_STATE_DIR=str(tmp_path))
+    assert handed_over(done)["config"] == 'api-key: "second"\n'
+    assert living.read_text() == 'api-key: "first"\n'
+    assert not dead.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away, which root may")
+def test_no_key_goes_into_a_folder_that_somebody_else_has_made(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    folder = tmp_path / f"kdtree-{os.getuid()}"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    given = {"KDTREE_API_KEY_FILE": str(tmp_path / "key"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert f"{folder} is user 65534's" in refusal(run(*SERVER, **given), USAGE)
+    assert list(folder.iterdir()) == []
+    # Named by whoever starts the server, it is his word.
+    assert handed_over(run(*SERVER, **given, KDTREE_STATE_DIR=str(folder)))["config"]
+
+
 def test_no_key_file_and_a_device_mean_no_key() -> None:
     for path in ("", "/dev/null"):
         assert handed_over(run(*SERVER, KDTREE_API_KEY_FILE=path))["argv"] == SERVER
 
 
-@pytest.mark.parametrize("content", ["", "\n", "two words", "-leading", None])
+@pytest.mark.parametrize("content", ["", "\n", "two words", "-leading", "\ufeffkey", "schlüssel", "k\x7f", None])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
     key = tmp_path / "key"
     if content is not None:
-        key.write_text(content)
+        key.write_text(content, encoding="utf-8")
     line = refusal(run(*SERVER, KDTREE_API_KEY_FILE=str(key), KDTREE_STATE_DIR=str(tmp_path)), USAGE)
     assert str(key) in line
     assert "leading" not in line.replace("a leading -", "")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kdtree_verify.config import Mode
+from kdtree_verify.errors import DeviceError, UsageError
+from kdtree_verify.native import devices
 from kdtree_verify.reporting.state import Identity, State, Verdict, rank_document, rank_path, server_document, write
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +237,22 @@ def test_selftest_on_the_cpu():
 def test_selftest_without_a_library_is_70(tmp_path):
     line = refused(kdtree("selftest", "--device", "cpu", KDTREE_LIBRARY_DIR=str(tmp_path)), 70)
     assert "the kernel library is missing" in line
+
+
+def test_a_library_folder_that_cannot_even_be_asked_about_is_70(tmp_path):
+    done = kdtree("selftest", "--device", "cpu", KDTREE_LIBRARY_DIR=str(tmp_path / ("a" * 300)))
+    assert "the kernel library is missing" in refused(done, 70)
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [("cuda:²", UsageError), ("cuda:" + "9" * 5000, UsageError), ("cuda:256", DeviceError), ("cuda:1", DeviceError)],
+)
+def test_a_device_that_is_none(monkeypatch, device, error):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert [str(each) for each in devices.on_machine("cuda:0")] == ["cuda:0"]
+    with pytest.raises(error):
+        devices.on_machine(device)
 
 
 def test_selftest_without_torch_is_69(tmp_path):

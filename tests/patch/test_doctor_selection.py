@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kdtree_verify.doctor import report
+from kdtree_verify.doctor.gpus import check_selected
 from kdtree_verify.doctor.nvml import Gpu, Mig, Survey
 from kdtree_verify.doctor.selection import CUDA, ORDER, TOOLKIT, by_cuda, by_toolkit, why_none
 
@@ -19,6 +21,15 @@ def cards(*capabilities: str) -> Survey:
 
 
 THREE = cards("12.0", "12.0", "12.0")
+
+
+def test_what_a_variable_holds_does_not_steer_the_terminal() -> None:
+    findings = check_selected(THREE, {CUDA: "0,\x1b[2J\nkdtree: all is well"})
+    for shown in (finding.line() for finding in findings):
+        assert shown.isprintable()
+    for shown in map(report.lines, findings):
+        assert "\x1b" not in shown
+        assert shown.count("\n") == shown.count("\n                   Fix: ")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +49,7 @@ THREE = cards("12.0", "12.0", "12.0")
         ("0,-1,1", [0], "'-1' names none"),
         ("0,,1", [0], "'' names none"),
         ("0,0", [], "'0' is there twice"),
+        ("9" * 5000, [], "names none of 3 GPUs"),
         ("1gpu,+2", [1, 2], ""),
         ("²", [], "names none"),
         ("0,GPU-11", [0], "'GPU-11' names none"),

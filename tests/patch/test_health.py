@@ -187,6 +187,7 @@ def test_a_server_file_that_is_none(tmp_path, content):
         {"counters": {"declined": {"a": None}}},
         {"layers": [{"worst_rel_l2": "x", "compare_calls": 1}]},
         {"layers": [{"exceeded_calls": "x"}]},
+        {"layers": [{"worst_rel_l2": 10**400, "compare_calls": 1}]},
         {"library": {"sha256": [1]}},
         {"library": {"path": "p", "sha256": "s", "archs": 5}},
     ],
@@ -221,7 +222,10 @@ def test_what_lies_in_a_files_place_holds_nobody_up(tmp_path, make, name):
     assert name in status_table.table(status.read(tmp_path))
 
 
-@pytest.mark.parametrize("endpoint", [("a b\r\nx: y", 1), ("127.0.0.1", 99_999_999), ("127.0.0.1", -1)])
+@pytest.mark.parametrize(
+    "endpoint",
+    [("a b\r\nx: y", 1), ("a..b", 1), ("a" * 64, 1), ("\ud800", 1), ("127.0.0.1", 99_999_999), ("127.0.0.1", -1)],
+)
 def test_an_endpoint_that_cannot_be(tmp_path, endpoint):
     folder = Folder(tmp_path)
     folder.edit_server(endpoint={"host": endpoint[0], "port": endpoint[1], "tls": False})
@@ -237,6 +241,27 @@ def test_what_could_steer_a_terminal_is_not_shown(tmp_path):
     assert "\x1b" not in status_table.table(status.read(tmp_path))
     folder.edit_server(mode="\x1b[2J")
     assert "\x1b" not in status_table.table(status.read(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["rank-².json", "rank-٣.json", "rank-\udcff.json", f"rank-{'9' * 200}.json"])
+def test_a_rank_s_file_of_any_name(tmp_path, name):
+    folder = Folder(tmp_path)
+    (tmp_path / name).write_text("{}")
+    assert "not of this version" in folder.problem()
+    assert "unreadable" in status_table.table(status.read(tmp_path))
+
+
+def test_a_clock_that_was_set_back(tmp_path):
+    folder = Folder(tmp_path)
+    later = time.time() + 86400
+    folder.edit_server(started_at=later)
+    folder.rank(0, started_at=later, state_since=later, updated_at=later)
+    assert "up 0s" in status_table.table(status.read(tmp_path))
+    assert "-86" not in status_table.table(status.read(tmp_path))
+    # A rank that has not written by the new clock is silent, and not so only when the old time has come again.
+    assert "has not reported" in folder.problem()
+    folder.rank(0, started_at=later, state_since=later)
+    assert folder.check()
 
 
 def test_a_pid_that_can_be_none(tmp_path):
@@ -357,7 +382,8 @@ def test_auto_by_tls_takes_the_servers_own_certificate(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/", "http://a/b c", "http://a/é"]
+    "url",
+    ["ftp://a/b", "localhost:1", "http://", "http://a:x/", "https://a/", "http://a/b c", "http://a/é", "http://a..b/"],
 )
 def test_a_url_that_is_none(tmp_path, url):
     with pytest.raises(UsageError):

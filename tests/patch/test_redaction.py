@@ -80,6 +80,8 @@ def test_secrets_are_found_wherever_they_are_given(tmp_path: Path) -> None:
     assert find([f"--config={config}"], {}) == {"from the file", "underscored"}
     config.write_text('api-key: ["the only item"]\ntp-size: 1\n')  # as SGLang's own reader takes it: --api-key ITEM
     assert find(["--config", str(config)], {}) == {"the only item"}
+    # A key that looks like JSON is one all the same.
+    assert '{"a":1234567890}' in find(["--api-key", '{"a":1234567890}'], {})
 
 
 @pytest.mark.parametrize("given", [["--config"], ["--config", "/no/such"], ["--api-key"], ["--x", "{"], [""]])

@@ -8,6 +8,8 @@ import os
 import re
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +327,22 @@ def test_replay_says_it_and_ends_with_64(tmp_path: Path, capsys: pytest.CaptureF
     assert told.out == ""
     (line,) = told.err.splitlines()
     assert line.startswith("kdtree: the file is no capture: ")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_verdict_is_written_to_any_terminal_and_steers_none(tmp_path: Path, encoding: str) -> None:
+    """1, with which a traceback ends, would say that ours was wrong."""
+    path = tmp_path / "\x1b[2J.safetensors"
+    file.write(path, made(), replace(ORIGIN, model_path="/models/模型"))
+    done = subprocess.run(
+        [sys.executable, "-m", "kdtree_verify.cli", "replay", str(path), "--device", "cpu"],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\x1b" not in done.stdout
+    assert ("模型" if encoding == "utf-8" else "\\u6a21\\u578b").encode() in done.stdout
 
 
 @pytest.mark.parametrize(

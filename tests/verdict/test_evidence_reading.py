@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ HOSTILE = [
     1 << 70,
     9e17,
     1e308,
+    5e-324,
+    1 << 60,
     math.nan,
     math.inf,
     -math.inf,
@@ -55,6 +58,7 @@ HOSTILE = [
     "half of one: \ud800",
     [],
     {},
+    {"half of one: \ud800": 1},
     [[]],
 ]
 
@@ -78,7 +82,10 @@ def test_any_value_may_be_anything(tmp_path: Path, config: Config, path: tuple[A
         report = command.make(folder, config)
         shown = text.text(report)
         assert all(character.isprintable() or character == "\n" for character in shown)
-        assert "\x1b[2J<b>" not in page.page(report)
+        shown = page.page(report)
+        assert "\x1b[2J<b>" not in shown
+        assert not re.search(r"[xy12r]='-?(nan|inf)|points='[^']*(nan|inf)", shown)
+        shown.encode()
         json.dumps(document.document(report), allow_nan=False)
 
 
@@ -142,6 +149,24 @@ def test_a_copy_counts_once(tmp_path: Path, config: Config) -> None:
     assert len(report.evidence.entries) == 1
     assert [each.why for each in report.evidence.not_counted] == [f"a copy of {original.name}"]
     assert report.verdict is Verdict.NOT_YET
+
+
+def test_a_page_is_written_whatever_a_file_or_a_folder_is_called(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made.write(tmp_path / "folder\udcff", made.evidence())
+    (folder / "run-\udcff.json").write_text("{}")
+    assert cli.main(["report", "--dir", str(folder), "--html", str(tmp_path / "page.html")]) == 2
+    assert "run-?.json" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert sorted(os.listdir(tmp_path)) == ["folder\udcff", "page.html"]
+
+
+def test_a_folder_that_cannot_even_be_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KDTREE_EVIDENCE_DIR", str(tmp_path / ("a" * 300)))
+    assert cli.main(["report"]) == 64
+    assert capsys.readouterr().err.startswith("kdtree: no evidence: ")
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "empty", "only notes"])

@@ -109,6 +109,8 @@ FAILED: dict[str, tuple[str, Change]] = {
     "beyond, uncounted": ("bound", lambda d: d["rank"]["layers"][2].update(worst_rel_l2=0.0201)),
     "beyond, by cells": ("bound", lambda d: d["rank"]["shapes"][0].update(worst_rel_l2=0.0201)),
     "worst is NaN": ("bound", lambda d: d["rank"]["layers"][0].update(worst_rel_l2=math.nan)),
+    "one call beyond, by the history": ("bound", lambda d: d["points"][3].update(exceeded=1)),
+    "beyond, by the history": ("bound", lambda d: d["points"][3].update(worst=0.0201)),
     "sampled": (
         "bound",
         lambda d: d["rank"].update(mode="on", sampled={"every": 64, "calls": 10, "exceeded_calls": 1}),

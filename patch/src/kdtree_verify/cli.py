@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -57,6 +58,9 @@ _BROKEN_PIPE = 128 + 13  # as the signal would have ended it
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code; what it refuses is one line on stderr."""
+    # A model's name, or a file's, need not be in the terminal's encoding: the verdict is written all the same.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         parsed = _parser().parse_args(arguments)
         config = from_environment()

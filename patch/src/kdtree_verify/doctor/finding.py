@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..errors import ExitCode, KdtreeError
+from ..terminal import printable
 
 
 class Status(StrEnum):
@@ -39,7 +40,7 @@ class Finding:
     def line(self) -> str:
         """In the project's one form, for stderr."""
         warning = "warning: " if self.status is Status.WARNING else ""
-        return f"kdtree: {warning}{self.text}" + (f". Fix: {self.fix}" if self.fix else "")
+        return printable(f"kdtree: {warning}{self.text}" + (f". Fix: {self.fix}" if self.fix else ""))
 
     def as_dict(self) -> dict[str, Any]:
         return {

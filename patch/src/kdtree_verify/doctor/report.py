@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import ExitCode
+from ..terminal import printable
 from .finding import Finding, Status
 from .run import Subject
 
@@ -17,8 +18,8 @@ _INDENT = " " * 19
 
 def lines(finding: Finding) -> str:
     """The finding, and below it what to do."""
-    fix = f"\n{_INDENT}Fix: {finding.fix}" if finding.fix else ""
-    return f"{finding.status:7}  {finding.check:8}  {finding.text}{fix}"
+    fix = f"\n{_INDENT}Fix: {printable(finding.fix)}" if finding.fix else ""
+    return f"{finding.status:7}  {finding.check:8}  {printable(finding.text)}{fix}"
 
 
 def code(findings: Sequence[Finding]) -> ExitCode:

@@ -50,7 +50,7 @@ def by_cuda(survey: Survey, env: Mapping[str, str]) -> Selection:
 def _by_index(survey: Survey, entries: list[str]) -> tuple[tuple[Gpu, ...], str]:
     chosen: list[Gpu] = []
     for place, entry in enumerate(entries):
-        number = re.match(r"[+-]?[0-9]+", entry, re.ASCII)
+        number = re.match(r"[+-]?[0-9]{1,18}(?![0-9])", entry, re.ASCII)  # a longer one is beyond any GPU
         index = int(number[0]) if number else -1
         if not 0 <= index < len(survey.gpus):
             return tuple(chosen), _stops(entries, place, f"names none of {len(survey.gpus)} GPUs")

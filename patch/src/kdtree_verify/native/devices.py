@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ..errors import CapabilityError, DeviceError, UsageError
@@ -27,7 +28,7 @@ def on_machine(text: str) -> list[torch.device]:
 
     if text == "cpu":
         return [torch.device("cpu")]
-    if text != "all" and not (text.startswith("cuda:") and text[5:].isdigit()):
+    if text != "all" and not re.fullmatch(r"cuda:[0-9]{1,9}", text):
         raise UsageError("--device is none", f"'{text}'", "give cuda:N, cpu or all")
     count = torch.cuda.device_count()
     if not count:
@@ -36,10 +37,10 @@ def on_machine(text: str) -> list[torch.device]:
         )
     if text == "all":
         return [torch.device("cuda", index) for index in range(count)]
-    device = torch.device(text)
-    if device.index >= count:
+    index = int(text[5:])
+    if index >= count:  # asked before torch is, to which only 8 bits of it may count
         raise DeviceError("no such CUDA device", f"{text} of {count}", f"give cuda:0 to cuda:{count - 1}, or all")
-    return [device]
+    return [torch.device("cuda", index)]
 
 
 def check_architecture(kernels: Library, device: torch.device) -> None:

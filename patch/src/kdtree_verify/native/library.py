@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +108,7 @@ def load(directory: Path, device: Device) -> Library:
         LibraryError: Missing, not loadable, another ABI or version, or for another kind of device.
     """
     path = directory / FILE_NAMES[device]
-    if not path.is_file():
+    if not os.path.isfile(path):  # nor where this user may not look
         raise LibraryError(
             "the kernel library is missing", str(path), "set KDTREE_LIBRARY_DIR to the folder that holds it"
         )

@@ -94,8 +94,8 @@ def _of_entries(entries: Iterable[tuple[str, Any]]) -> Iterator[str]:
         if nested is not None:
             # A list in a --config file is an option with its items for values.
             yield from _walk(nested, secret=_WATERMARK in name or is_secret_option(name))
-        elif is_secret_option(name) and value is not None:
-            yield str(value)
+        if is_secret_option(name) and isinstance(value, str | int | float) and not (nested and _WATERMARK in name):
+            yield str(value)  # a key may look like JSON, too
 
 
 def _nested(value: Any) -> Any:

@@ -13,6 +13,7 @@ from ..config import Config, Device
 from ..errors import UsageError
 from ..native import library
 from ..native.devices import check_architecture, on_machine
+from ..terminal import printable
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ def main(parsed: argparse.Namespace, config: Config) -> int:
 
 
 def _print(lines: Iterable[str]) -> None:
-    print("\n".join(lines), flush=True)
+    print("\n".join(map(printable, lines)), flush=True)
 
 
 def _default_device(made: Origin, config: Config) -> str:

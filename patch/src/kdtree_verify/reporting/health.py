@@ -175,6 +175,7 @@ def _parse(url: str) -> _Endpoint:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 80
+        (host or "").encode("idna")  # as the look-up of its address does
     except ValueError:
         parts, host, port = urlsplit(""), None, 0
     if parts.scheme != "http" or not host or not (url.isascii() and url.isprintable() and " " not in url):
@@ -208,5 +209,5 @@ def _answer(endpoint: _Endpoint, timeout: float) -> int | str:
         with closing(make(endpoint.host, endpoint.port, timeout=timeout)) as connection:
             connection.request("GET", endpoint.path)
             return connection.getresponse().status
-    except (OSError, OverflowError, http.client.HTTPException) as error:  # a port may be none
+    except (OSError, OverflowError, UnicodeError, http.client.HTTPException) as error:  # a port or name may be none
         return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -139,7 +139,7 @@ def replace(path: Path, text: str) -> None:
         with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

@@ -184,7 +184,8 @@ def read(directory: Path) -> Snapshot:
                 document=document,
                 error=rank_error,
                 alive=_alive(document.get("pid")),
-                age=max(0.0, time.time() - float(document.get("updated_at") or 0.0)),
+                # Written later than now, the clock was set back since: a rank that lives writes by the new one soon.
+                age=abs(time.time() - float(document.get("updated_at") or 0.0)),
             )
         )
     server_alive = server is not None and _alive(server.get("pid"))
@@ -218,12 +219,19 @@ def _is_ours(document: dict[str, Any], form: _Form) -> bool:
         and all(isinstance(count, int) for count in declined.values())
         and (library is None or _fits(library, _LIBRARY_FORM))
         and all(isinstance(arch, str) for arch in (library or {}).get("archs") or [])
-        and all(isinstance(layer, dict) and _fits(layer, _LAYER_FORM) for layer in document.get("layers") or [])
+        and all(map(_is_layer, document.get("layers") or []))
     )
 
 
 def _fits(document: dict[str, Any], form: _Form) -> bool:
     return all(isinstance(document.get(name), types) for name, types in form.items())
+
+
+def _is_layer(layer: Any) -> bool:
+    if not isinstance(layer, dict) or not _fits(layer, _LAYER_FORM):
+        return False
+    # A whole number that no float holds cannot be shown as one.
+    return not any(isinstance(value, int) and abs(value) >> 63 for value in layer.values())
 
 
 def _is_time(value: Any) -> bool:
@@ -248,8 +256,8 @@ def _alive(pid: object) -> bool:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     # dp0-pp0-tp10 after dp0-pp0-tp9.
-    digits = "".join(c if c.isdigit() else f" {c} " for c in path.stem).split()
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in digits]
+    digits = "".join(c if c.isdecimal() else f" {c} " for c in path.stem).split()
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in digits]
 
 
 SERVES = {Mode.OFF: {State.OFF}, Mode.VALIDATE: {State.ARMED, State.SERVING}, Mode.ON: {State.ARMED, State.SERVING}}

@@ -103,6 +103,6 @@ def _library_lines(snapshot: Snapshot) -> list[str]:
 
 def _duration(seconds: float) -> str:
     if seconds < 100:
-        return f"{seconds:.0f}s"
+        return f"{max(seconds, 0.0):.0f}s"  # a clock that was set back
     minutes = int(seconds // 60)
     return f"{minutes}m" if minutes < 100 else f"{minutes // 60}h{minutes % 60:02}m"

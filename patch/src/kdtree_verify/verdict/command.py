@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def _write(path: Path, text: str) -> None:
 def _default(config: Config) -> Path:
     # Where this user's server would write; else where a server of another user does.
     kept = (config.evidence_dir, IMAGE_EVIDENCE_DIR)
-    return next((directory for directory in kept if directory.is_dir()), config.evidence_dir)
+    return next((directory for directory in kept if os.path.isdir(directory)), config.evidence_dir)
 
 
 def make(directory: Path, config: Config) -> Report:

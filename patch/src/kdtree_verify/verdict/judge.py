@@ -194,12 +194,16 @@ def _declined(merged: Merged) -> Criterion:
 
 def _bound(merged: Merged) -> Criterion:
     layers = merged.layers()
+    points = [point for entry in merged.entries for point in entry.points]
     beyond = max(
         sum(layer.exceeded_calls for layer in layers),
         sum(cell.exceeded_calls for cell in merged.cells),
         sum(entry.sampled_exceeded for entry in merged.entries),
+        sum(point.exceeded for point in points),
     )
+    # All of them tell of the same calls. Where they contradict each other, the worst of them counts.
     values = [layer.worst_rel_l2 for layer in layers] + [cell.worst_rel_l2 for cell in merged.cells]
+    values += [point.worst for point in points]
     if merged.bound is None:
         return Criterion("bound", Status.FAILED if beyond else Status.MISSING, "no bound is known", "every call in it")
     wanted = f"no call further from stock than {merged.bound:g} (relative L2, {merged.setup.pool_dtype} cache)"

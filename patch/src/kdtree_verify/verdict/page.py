@@ -35,7 +35,7 @@ def page(report: Report) -> str:
         _section("Runs", _runs(report)),
         _not_counted(report),
     ]
-    return (
+    text = (
         "<!doctype html>\n"
         f"<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{escape(title)}</title>\n"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
@@ -44,6 +44,7 @@ def page(report: Report) -> str:
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
     )
+    return text.encode("utf-8", "replace").decode()  # a file's name need not be UTF-8
 
 
 def _verdict(report: Report) -> str:

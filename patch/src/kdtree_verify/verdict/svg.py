@@ -57,7 +57,8 @@ class Logarithmic:
     """A y axis of whole decades, or of 1-2-5 steps where one decade holds all."""
 
     def __init__(self, values: Sequence[float]):
-        known = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+        # No more decades than have a name: what is beyond them stands at the edge.
+        known = [min(max(value, 1e-18), 1e18) for value in values if math.isfinite(value) and value > 0] or [1.0]
         low, high = _step_below(min(known)), _step_above(max(known))
         if high / low <= 1.0:
             low, high = low / 2, high * 2
@@ -69,7 +70,8 @@ class Logarithmic:
     def at(self, y: float) -> float:
         if not math.isfinite(y):
             return TOP
-        share = math.log(y / self.first) / math.log(self.last / self.first) if y > 0 else 0.0
+        first, last = math.log(self.first), math.log(self.last)
+        share = (math.log(y) - first) / (last - first) if y > 0 else 0.0
         return HEIGHT - BOTTOM - min(max(share, 0.0), 1.0) * (HEIGHT - TOP - BOTTOM)
 
 
@@ -152,7 +154,7 @@ def ticks_of(values: Sequence[int], most: int = 7) -> list[tuple[float, str]]:
     if not values:
         return []
     first, last = min(values), max(values)
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if (last - first) / s < most)
+    step = next(m * 10**power for power in range(20) for m in (1, 2, 5) if (last - first) / (m * 10**power) < most)
     return [(float(n), str(n)) for n in range(-(-first // step) * step, last + 1, step)]
 
 
