@@ -196,3 +196,25 @@ def test_another_users_server_is_found_where_it_writes(
     mine = made.write(tmp_path / ".local" / "state" / "kdtree", made.evidence())
     assert cli.main(["report"]) == 2
     assert f"in {mine}" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_folder_that_this_user_may_not_enter_is_refused_with_who_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd's DynamicUser: /var/lib/kdtree leads into a folder that is root's alone."""
+    private = tmp_path / "private"
+    service = made.write(private / "kdtree", made.evidence())
+    private.chmod(0o700)
+    monkeypatch.setattr(command, "IMAGE_EVIDENCE_DIR", service)
+    monkeypatch.setattr("kdtree_verify.config.IMAGE_EVIDENCE_DIR", tmp_path / "not writable")
+    for name, value in {"HOME": "/nonexistent", "KDTREE_EVIDENCE_DIR": "", "XDG_STATE_HOME": ""}.items():
+        monkeypatch.setenv(name, value)
+    os.seteuid(65534)
+    try:
+        codes = [cli.main(["report"]), cli.main(["report", "--dir", str(service)])]
+    finally:
+        os.seteuid(0)
+    assert codes == [64, 64]
+    line = f"kdtree: no evidence: {service}: Permission denied. Fix: ask as root, or as the server's user"
+    assert capsys.readouterr().err.splitlines() == [line, line]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,15 @@ def _write(path: Path, text: str) -> None:
 def _default(config: Config) -> Path:
     # Where this user's server would write; else where a server of another user does.
     kept = (config.evidence_dir, IMAGE_EVIDENCE_DIR)
-    return next((directory for directory in kept if os.path.isdir(directory)), config.evidence_dir)
+    return next((directory for directory in kept if _is_there(directory)), config.evidence_dir)
+
+
+def _is_there(directory: Path) -> bool:
+    try:
+        return directory.is_dir()
+    except OSError as error:
+        # systemd keeps a DynamicUser's folder where root alone may look. Reading it says so.
+        return isinstance(error, PermissionError)
 
 
 def make(directory: Path, config: Config) -> Report:
@@ -76,6 +83,8 @@ def make(directory: Path, config: Config) -> Report:
     try:
         entries, unreadable = read.folder(directory)
     except OSError as error:
+        if isinstance(error, PermissionError):
+            fix = "ask as root, or as the server's user"
         raise UsageError("no evidence", f"{directory}: {error.strerror}", fix) from error
     now = time.time()
     evidence = merge.merge(entries, unreadable, now)
