@@ -41,6 +41,13 @@ def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
     return lines[0]
 
 
+def test_a_servers_argument_without_the_dashes_before_it_is_told_where_it_goes() -> None:
+    line = refused(kdtree("doctor", "--model-path", "/models/m"), 64)
+    assert "unrecognized arguments: --model-path. Fix: " in line
+    assert "kdtree doctor -- --model-path" in line
+    assert "see kdtree --help" in refused(kdtree("status", "--model-path"), 64)
+
+
 @pytest.fixture
 def served(tmp_path):
     write(tmp_path / "server.json", server_document(Mode.ON, ["--port", "1"], 1))

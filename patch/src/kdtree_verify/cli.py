@@ -62,7 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            fix = "see kdtree --help"
+            if parsed.command is doctor.main:  # what is mostly forgotten there
+                fix = "give the server's arguments after --: kdtree doctor -- --model-path ..."
+            raise UsageError("bad arguments", f"unrecognized arguments: {' '.join(unknown)}", fix)
         config = from_environment()
         code = int(parsed.command(parsed, config))
         if sys.stdout is not None:  # as it is where it was closed: the exit code was wanted alone

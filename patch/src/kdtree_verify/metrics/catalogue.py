@@ -15,7 +15,7 @@ Values = Iterator[tuple[tuple[str, ...], float]]
 Read = Callable[[Document], Values]
 
 RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank")
-"""On every series, named as SGLang's own metrics name them."""
+"""On every series, named as SGLang names them, whose own lack dp_rank without data parallelism."""
 ARMED_STATES = (State.ARMED, State.SERVING, State.NOT_SERVING, State.FAILED)
 """Those of a rank that publishes."""
 _TARGET = "target"  # records.Model.TARGET, which would bring torch
