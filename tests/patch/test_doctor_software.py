@@ -36,6 +36,14 @@ def test_all_is_well() -> None:
         assert name in found["versions"]["text"]
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a driver")
+def test_without_a_driver_the_way_out_is_told_in_a_container_and_without() -> None:
+    code, found = asked(KDTREE_DEVICE="")
+    assert (code, found["nvml"]["code"]) == (69, 69)
+    assert "--gpus all" in found["nvml"]["fix"]
+    assert "without a container, load the driver" in found["nvml"]["fix"]
+
+
 def test_two_versions_of_the_package(tmp_path: Path) -> None:
     folder = tmp_path / "kdtree_verify-9.9.9.dist-info"
     folder.mkdir()

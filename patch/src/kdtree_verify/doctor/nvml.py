@@ -15,7 +15,10 @@ from ..errors import DeviceError, DriverError
 
 # The first driver branch that runs CUDA 13, which the image is built on (ci/pins.toml, cuda.minimum-driver).
 DRIVER_FLOOR = 580
-GIVE_GPUS = "run with --gpus all (compose.yaml asks for all), on a host with NVIDIA's driver and container toolkit"
+GIVE_GPUS = (
+    "run with --gpus all (compose.yaml asks for all), on a host with NVIDIA's driver and container toolkit; "
+    "without a container, load the driver (nvidia-smi must work here)"
+)
 _RESET = "look at the host's kernel log (dmesg | grep -i nvrm), reset the GPU or restart the host"
 
 
