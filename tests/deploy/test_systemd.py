@@ -91,7 +91,7 @@ def test_secrets_are_credentials() -> None:
 
 def test_refusals_are_not_tried_again() -> None:
     listed = {int(code) for code in Unit()["Service"]["RestartPreventExitStatus"].split()}
-    # The smaller ones are what the commands say of a server; but 2 is SGLang's own, for an argument that it does not take.
+    # The smaller ones are what the commands say of a server; of a server itself 2 is SGLang's, for its arguments.
     assert listed == {2} | {code for code in ExitCode if code >= ExitCode.USAGE}
 
 
