@@ -21,11 +21,13 @@ do, each for itself.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -81,9 +83,6 @@ def with_api_key(arguments: list[str], state_dir: Path, env: Mapping[str, str]) 
     if "--config" in arguments:
         fix = "put 'api-key:' into that file (mode 0600) and unset KDTREE_API_KEY_FILE"
         raise UsageError("SGLang takes one --config", "--config beside KDTREE_API_KEY_FILE", fix)
-    # Of this process alone: a second server with the same folder, which the launcher refuses, must not change the key
-    # of one that has not read it yet.
-    config = state_dir / f"server-arguments-{os.getpid()}.yaml"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
         owner = state_dir.stat().st_uid
@@ -91,18 +90,32 @@ def with_api_key(arguments: list[str], state_dir: Path, env: Mapping[str, str]) 
             # Below /tmp anybody may have made it, and could then put arguments of his own into the file's place.
             fix = "set KDTREE_STATE_DIR to a folder of this user"
             raise UsageError("the API key cannot be handed on", f"{state_dir} is user {owner}'s", fix)
-        for left in state_dir.glob("server-arguments-*.yaml"):
-            if left == config or not os.path.exists(f"/proc/{left.stem.rpartition('-')[2]}"):
-                with suppress(OSError):  # another user's
-                    left.unlink()
-        descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            # JSON's strings are YAML's.
-            file.write(f"api-key: {json.dumps(key)}\n")
+        config = own_file(state_dir, f"api-key: {json.dumps(key)}\n")  # JSON's strings are YAML's
     except OSError as error:
         fix = "set KDTREE_STATE_DIR to a folder that can be written (--tmpfs /run/kdtree)"
-        raise UsageError("the API key cannot be handed on", f"{config}: {error.strerror}", fix) from None
+        raise UsageError("the API key cannot be handed on", f"{state_dir}: {error.strerror}", fix) from None
     return ["--config", str(config), *arguments]
+
+
+def own_file(folder: Path, text: str) -> Path:
+    """A new file (0600) that no other server takes or removes while this process lives, or what it becomes.
+
+    A second server with the same folder, which its launcher refuses only later, must not change the key of one that has
+    not read it yet. A lock says that a file is in use, in whichever container: a PID means another process in each. It
+    is the open file's, which exec keeps. What dead servers left goes.
+    """
+    at_work = os.open(folder, os.O_RDONLY)
+    fcntl.flock(at_work, fcntl.LOCK_EX)  # nobody looks between a file's making and its lock
+    for left in folder.glob("server-arguments-*.yaml"):
+        with suppress(OSError), open(os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use
+            left.unlink()
+    descriptor, name = tempfile.mkstemp(".yaml", "server-arguments-", folder)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.set_inheritable(descriptor, True)
+    os.write(descriptor, text.encode())
+    os.close(at_work)
+    return Path(name)
 
 
 def check_token(env: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -246,13 +247,41 @@ def test_the_api_key_goes_by_file(tmp_path: Path) -> None:
 def test_a_second_server_leaves_the_first_ones_key(tmp_path: Path) -> None:
     """It is refused by the launcher only, and the first may not have read its own yet; what a dead one left goes."""
     (tmp_path / "key").write_text("second")
-    living, dead = (tmp_path / f"server-arguments-{pid}.yaml" for pid in (os.getpid(), 1 << 30))
+    living, dead = (tmp_path / f"server-arguments-{name}.yaml" for name in ("living", "dead"))
     for path in (living, dead):
         path.write_text('api-key: "first"\n')
-    done = run(*SERVER, KDTREE_API_KEY_FILE=str(tmp_path / "key"), KDTREE_STATE_DIR=str(tmp_path))
-    assert handed_over(done)["config"] == 'api-key: "second"\n'
+    with living.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = run(*SERVER, KDTREE_API_KEY_FILE=str(tmp_path / "key"), KDTREE_STATE_DIR=str(tmp_path))
+    told = handed_over(done)
+    assert told["config"] == 'api-key: "second"\n'
+    assert told["locked"], "what the entrypoint became holds it"
     assert living.read_text() == 'api-key: "first"\n'
     assert not dead.exists()
+
+
+def test_nor_does_one_in_another_container(tmp_path: Path) -> None:
+    """Both are process 1 of their own."""
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user, or this sandbox, may make no PID namespace")
+    environments = []
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(name)
+        variables = {"KDTREE_API_KEY_FILE": str(tmp_path / name), "KDTREE_STATE_DIR": str(tmp_path / "state")}
+        environments.append(environment({"gpus": [RTX]}, PYTHONPATH=str(FAKES), **variables))
+    command = [*apart, sys.executable, str(ENTRYPOINT), *SERVER]
+    lives = {"FAKE_LAUNCH_WAITS": "1"}
+    with subprocess.Popen(
+        command, env=environments[0] | lives, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        told = json.loads(first.stdout.readline())
+        second = subprocess.run(command, env=environments[1], capture_output=True, text=True, timeout=60)
+        assert handed_over(second)["config"] == 'api-key: "second"\n'
+        assert Path(told["argv"][1]).read_text() == 'api-key: "first"\n'
+        first.communicate("\n", timeout=60)
+    assert told["pid"] == json.loads(second.stdout)["pid"] == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away, which root may")
