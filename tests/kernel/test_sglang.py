@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 NAMES = [f"kernel: {name}" for name in KERNEL_CASES] + [f"backend: {name}" for name in BACKEND_CASES]
-# Stock's own relative error against float64. With an fp8 pool it rounds queries and weights to fp8, too. That of float32
-# depends on the order in which this processor's library adds: one came to 1.05e-6, another stayed below 1e-6.
+# Stock's own relative error against float64. With an fp8 pool it rounds queries and weights to fp8 too. That of float32
+# hangs on the order in which a processor's library adds: one came to 1.05e-6, others stayed below 1e-6.
 STOCK_ERROR = {
     torch.float32: 2e-6,
     torch.bfloat16: 4e-3,
