@@ -60,7 +60,9 @@ class Launch:
             *attention,
             *("--sampling-backend", "pytorch", "--disable-overlap-schedule", "--disable-cuda-graph"),
             *("--mem-fraction-static", "0.8", "--max-total-tokens", "2048", "--max-running-requests", "4"),
-            *("--skip-server-warmup", "--sleep-on-idle"),
+            # A request's prompts come to the scheduler in one message: else their batch depends on who was faster, and
+            # another batch has other last bits.
+            *("--skip-server-warmup", "--sleep-on-idle", "--enable-tokenizer-batch-encode"),
             *self.arguments,
         ]
 
