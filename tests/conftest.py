@@ -1,4 +1,4 @@
-"""What every test may rely on, and which tests cannot run here."""
+"""What every test may rely on, which tests cannot run here, and which share a process."""
 
 from __future__ import annotations
 
@@ -41,8 +41,26 @@ def missing_engine() -> str | None:
 NEEDS = {"gpu": missing_gpu, "docker": missing_engine}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# The longest first, so that the other process is not done long before.
+TOGETHER = ("engine", "servers")
+
+
+def together(item: pytest.Item) -> str:
+    """Which tests this one shares a process with: those of the one engine, of the session's servers, else of its file."""
+    if item.get_closest_marker("docker"):
+        return TOGETHER[0]
+    if item.path.parent.name == "server":
+        return TOGETHER[1]
+    return item.nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for marker, missing in NEEDS.items():
             if item.get_closest_marker(marker) and (reason := missing()):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    if hasattr(config, "workerinput"):  # one of several processes, by pytest-xdist (ci/test)
+        groups = {item: together(item) for item in items}
+        for item, group in groups.items():
+            item.add_marker(pytest.mark.xdist_group(group))
+        items.sort(key=lambda item: TOGETHER.index(groups[item]) if groups[item] in TOGETHER else len(TOGETHER))

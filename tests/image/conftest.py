@@ -71,6 +71,6 @@ def run(start: Callable[..., Container]) -> Callable[..., Ran]:
     def to_its_end(*command: str, **options: Any) -> Ran:
         container = start(*command, **options)
         code = container.wait(timeout=120)["StatusCode"]
-        return Ran(code, container.logs().decode())
+        return Ran(code, container.logs().decode(), container.logs(stderr=False).decode())
 
     return to_its_end

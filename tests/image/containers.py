@@ -20,10 +20,12 @@ SERVER = [
 
 @dataclass
 class Ran:
-    """A container that has ended: its exit code and everything it said."""
+    """A container that has ended: its exit code, everything it said in one, and its stdout alone: the engine joins the
+    two streams as they come, in the middle of a line, too."""
 
     code: int
     output: str
+    stdout: str
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:

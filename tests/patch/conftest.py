@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +21,32 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def arm(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def reporters_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Reporters end with the test, not with the process: hundreds that look on would slow all that follows."""
+    from kdtree_verify.rank import reporter
+
+    over, run = threading.Event(), reporter.Reporter._run
+
+    def sleep(seconds: float) -> None:
+        if over.wait(seconds):
+            raise SystemExit
+
+    def run_until_over(told: reporter.Reporter) -> None:
+        with suppress(SystemExit):
+            run(told)
+
+    monkeypatch.setattr(reporter.Reporter, "_run", run_until_over)
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    yield
+    over.set()
+    for thread in threading.enumerate():
+        if thread.name == "kdtree-reporter":
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def arm(tmp_path: Path, reporters_end: None) -> Iterator[Callable[..., Any]]:
     """`arm(mode, **config)` patches TritonAttnBackend as the plugin would, and returns the plugin's Process."""
     from sglang.srt.layers.attention import triton_backend
 
