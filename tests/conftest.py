@@ -54,6 +54,7 @@ def together(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for marker, missing in NEEDS.items():
