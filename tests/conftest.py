@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,27 +42,29 @@ def missing_engine() -> str | None:
 NEEDS = {"gpu": missing_gpu, "docker": missing_engine}
 
 
-# The longest first, so that the other process is not done long before.
-TOGETHER = ("engine", "servers")
-
-
-def together(item: pytest.Item) -> str:
-    """Which tests this one shares a process with: those of the one engine, of the session's servers, else of its file."""
-    if item.get_closest_marker("docker"):
-        return TOGETHER[0]
-    if item.path.parent.name == "server":
-        return TOGETHER[1]
-    return item.nodeid.partition("::")[0]
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for marker, missing in NEEDS.items():
             if item.get_closest_marker(marker) and (reason := missing()):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    if hasattr(config, "workerinput"):  # one of several processes, by pytest-xdist (ci/test)
-        groups = {item: together(item) for item in items}
-        for item, group in groups.items():
-            item.add_marker(pytest.mark.xdist_group(group))
-        items.sort(key=lambda item: TOGETHER.index(groups[item]) if groups[item] in TOGETHER else len(TOGETHER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where there are several processes (ci/test): who runs what. xdist's own groups do nothing with this pytest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid.partition("::")[0])
+
+    return Together(config, log)
+
+
+@cache
+def together(file: str) -> str:
+    """Which files share a process: those that use the one engine, those of one session's servers; else each by itself."""
+    path = ROOT / file
+    if "pytest.mark.docker" in path.read_text():
+        return "engine"
+    return "servers" if path.parent.name == "server" else file
