@@ -1,11 +1,10 @@
-"""What every test may rely on, which tests cannot run here, and which share a process."""
+"""What every test may rely on, and which tests cannot run here."""
 
 from __future__ import annotations
 
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,24 +46,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, missing in NEEDS.items():
             if item.get_closest_marker(marker) and (reason := missing()):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where there are several processes (ci/test): who runs what. xdist's own groups do nothing with this pytest."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Together(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return together(nodeid.partition("::")[0])
-
-    return Together(config, log)
-
-
-@cache
-def together(file: str) -> str:
-    """Which files share a process: those that use the one engine, those of one session's servers; else each by itself."""
-    path = ROOT / file
-    if "pytest.mark.docker" in path.read_text():
-        return "engine"
-    return "servers" if path.parent.name == "server" else file

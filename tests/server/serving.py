@@ -26,7 +26,8 @@ FP8 = (*NGRAM, "--kv-cache-dtype", "fp8_e5m2")
 CPU_ENVIRONMENT = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 # Compiling a few small helpers takes longer than they do, and Python's headers, which a bare machine has not.
 CPU_ENVIRONMENT |= {"TORCH_COMPILE_DISABLE": "1"}
-READY_SECONDS = 240.0
+# For one that hangs: imports alone took over 200 s on two busy cores.
+READY_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
