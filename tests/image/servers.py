@@ -16,7 +16,7 @@ from containers import wait_until
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-READY_SECONDS = 600
+READY_SECONDS = 300
 CPU = {"KDTREE_DEVICE": "cpu", "TRITON_INTERPRET": "1"}
 GREEDY = {"text": "dipi biko nalo sane duni foro", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
 SECOND = 10**9

@@ -43,7 +43,7 @@ def test_the_base_is_as_assumed(check: Callable[..., Ran]) -> None:
 
 def test_every_assumption_is_told_and_not_the_wrong_ones_alone(check: Callable[..., Ran]) -> None:
     found = check(LIST, "0123", "--json", environment={"VIRTUAL_ENV": "/opt/sglang"})
-    told = json.loads(found.stdout)
+    told = json.loads(found.output)
     assert found.code == 78
     assert len(told) > 15
     assert [each["what"] for each in told if not each["holds"]] == [

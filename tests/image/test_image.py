@@ -45,8 +45,8 @@ def test_the_kernel_hash_on_the_label_is_what_the_library_says(run: Callable[...
 
 
 def test_nothing_of_the_base_changes(run: Callable[..., Ran], image: dict[str, Any]) -> None:
-    before = set(run("-c", FREEZE, image=image["base"], entrypoint=PYTHON).stdout.split())
-    after = set(run(PYTHON, "-c", FREEZE).stdout.split())
+    before = set(run("-c", FREEZE, image=image["base"], entrypoint=PYTHON).output.split())
+    after = set(run(PYTHON, "-c", FREEZE).output.split())
     assert before <= after
     assert {line.partition("==")[0] for line in after - before} == {"kdtree-verify", "nvidia-ml-py"}
 
@@ -113,9 +113,9 @@ def test_what_is_another_user_s_is_refused_in_a_line(run: Callable[..., Ran], tm
 
 
 def test_programs_run_as_given(run: Callable[..., Ran]) -> None:
-    assert run("bash", "-c", "echo $KDTREE_VERIFY; exit 7", environment={"KDTREE_VERIFY": "x"}).stdout == "x\n"
+    assert run("bash", "-c", "echo $KDTREE_VERIFY; exit 7", environment={"KDTREE_VERIFY": "x"}).output == "x\n"
     assert run("bash", "-c", "exit 7").code == 7
-    assert run("python3", "-c", "import sglang; print(sglang.__file__)").stdout.startswith("/sgl-workspace/sglang/")
+    assert run("python3", "-c", "import sglang; print(sglang.__file__)").output.startswith("/sgl-workspace/sglang/")
     assert run("kdtree", "--help").code == 0
     missing = run("no-such-program")
     assert missing.code == 127
@@ -124,7 +124,7 @@ def test_programs_run_as_given(run: Callable[..., Ran]) -> None:
 
 def test_the_process_of_a_program_is_tinis_only_child(run: Callable[..., Ran]) -> None:
     told = run("bash", "-c", "cat /proc/1/comm; echo $PPID; cat /proc/1/task/1/children")
-    comm, parent, children = told.stdout.split("\n")[:3]
+    comm, parent, children = told.output.split("\n")[:3]
     assert (comm, parent, len(children.split())) == ("tini", "1", 1)
 
 
